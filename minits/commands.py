@@ -1,0 +1,301 @@
+"""What the commands of run.py do: each takes its configuration and the names of the flags that were given.
+
+Each returns (figures for --json, exit status). What a person reads goes to stdout, notes and progress to stderr.
+"""
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import torch
+
+from minits import evaluate as evaluation
+from minits.config import (RECIPES, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
+                           resolve_train, task_options)
+from minits.files import listing, write_text
+from minits.generate import GenerationConfig, GenerationResult, generate_ids
+from minits.records import record
+from minits.supervision import encode_example, render_marked
+from minits.tasks import TASKS, draw_example, make_task
+from minits.thinking import ThinkingConfig, ThinkingStates
+from minits.tiny import ASSETS, tiny_tokenizer
+from minits.tokenizer import Tokenizer
+from minits.train import read_run, run_training
+from minits.weights import checkpoint_of, load, read_about, resolve, special_ids
+
+RUNS = Path("runs")
+SHIPPED = ASSETS / "parity"
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal that is not part of the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- train ---------------------------------------------------------------------------------------------------------------
+
+
+def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
+    """Trains, evaluates and records a run."""
+    make_task(command.task, **task_options(command))  # an unknown task is the first thing to say
+    settings = {f.name: getattr(command, f.name) for f in fields(TrainConfig)}
+    if command.resume:
+        folder = Path(command.out) if command.out else newest_run(command.task)
+        config = resumed(read_run(folder), settings, given)
+    else:
+        config = resolve_train(TrainConfig(**settings))
+        if (config.task, "tiny" if config.model == "tiny" else "real") not in RECIPES:
+            raise ValueError(f"no recipe for {config.task} on {config.model}.")
+        name = f"{config.task}-{config.method}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = Path(command.out) if command.out else RUNS / name
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ValueError(f"--out {folder} exists (it holds {listing(folder)}). Nothing is overwritten: name another "
+                             "folder, or continue a run there with --resume.")
+    note(f"run folder {folder}")
+    note("settings " + json.dumps(asdict(config)))
+    figures = run_training(config, folder, log=lambda text: print(text, flush=True))
+    if figures.get("interrupted"):
+        note(f"interrupted after step {figures['step']}; continue with: run.py train {config.task} --out {folder} --resume")
+        return figures, 130
+    line = record(figures | {"settings": asdict(config)}, device=config.device, seed=config.seed)
+    write_text(folder / "record.json", json.dumps(line) + "\n")
+    print(f"{config.method} on {config.task}: in distribution {figures['accuracy_id']:.2%}, longer "
+          f"{figures['accuracy_ood']:.2%}; {figures['steps']} steps in {figures['train_seconds']:.0f} s on "
+          f"{line['machine']}; see it think: python run.py infer --run {folder}", flush=True)
+    return line, 0
+
+
+def resumed(stored: TrainConfig, settings: dict, given: frozenset[str]) -> TrainConfig:
+    """The stored configuration; raises ValueError if a flag contradicts it (only the device may change)."""
+    contrary = [f"--{name.replace('_', '-')} {settings[name]} (run: {getattr(stored, name)})" for name in sorted(given)
+                if name in settings and name != "device" and settings[name] != getattr(stored, name)]
+    if contrary:
+        raise ValueError(f"--resume continues a run with its own settings, but {', '.join(contrary)} was given. "
+                         "Leave it out, or start a new run.")
+    device, dtype = resolve_device(settings["device"] if "device" in given else stored.device, stored.dtype)
+    return replace(stored, device=device, dtype=dtype)
+
+
+def newest_run(task: str | None = None) -> Path:
+    """The run folder in runs/ that was saved to last, of `task` if one is named."""
+    found = []
+    for folder in RUNS.glob("*/"):
+        checkpoints = [p for p in folder.glob("checkpoints/step-*") if not p.name.endswith(".tmp")]
+        if checkpoints and (task is None or read_run(folder).task == task):
+            found.append((max(p.stat().st_mtime for p in checkpoints), folder))
+    if not found:
+        raise FileNotFoundError(f"no run{' of ' + task if task else ''} with a checkpoint in {RUNS.absolute()} (it holds "
+                                f"{listing(RUNS)}). Train one with: python run.py train {task or 'parity'}")
+    return max(found)[1]
+
+
+def default_run() -> Path:
+    """The newest run, or the checkpoint that ships."""
+    try:
+        return newest_run()
+    except FileNotFoundError:
+        return SHIPPED
+
+
+# -- infer ---------------------------------------------------------------------------------------------------------------
+
+
+def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
+    """Answers prompts and shows the thoughts."""
+    if config.run and config.model:
+        raise ValueError("--run and --model were both given; name one of them.")
+    if config.think not in ("auto", "on", "off"):
+        raise ValueError(f"--think {config.think}: use auto, on or off.")
+    prompts = read_prompts(config)
+    device, dtype = resolve_device(config.device, config.dtype)
+    source = (config.model if config.model else local(config.run) if config.run else default_run())
+    choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
+    model, tokenizer = load(source, getattr(torch, dtype), device, revision=config.revision, **choices)
+    about = read_about(checkpoint_of(resolve(source, config.revision)))
+    think = model.thinks and (config.think == "on" or (config.think == "auto" and bool(about)))
+    note(f"model {source}: {describe_model(about)}" + ("" if think else "; plain decoding, no thoughts"))
+    if not about and think:
+        note("T and C are untrained copies of the model's own layers: their thoughts mean nothing yet.")
+    task = TASKS[about["task"]]() if about.get("task") in TASKS else TASKS["parity"]()
+    example = None
+    if prompts is None:
+        example = draw_example(task, seed=0, split="demo", index=0, operations=(5, 5))
+        prompts = [example.prompt]
+        note("no prompt given: a built-in example")
+    ids = [tokenizer.encode(prompt) for prompt in prompts]
+    options = GenerationConfig(max_new_tokens=config.max_new_tokens, prefill=config.prefill, draft=config.draft,
+                               max_thought_tokens=config.max_thought_tokens, think=think)
+    outputs = []
+    for prompt, row in zip(prompts, ids):
+        started = time.perf_counter()
+        (result,) = generate_ids(model, [row], **asdict(options))
+        seconds = time.perf_counter() - started
+        print(inline(tokenizer, row, result, model.config.chunk_size), flush=True)
+        if config.table:
+            print(chunk_table(model, tokenizer, row, result), flush=True)
+        text = tokenizer.decode(tokenizer.without_eos(result.ids))
+        print(f"answer: {text.strip()}" + (f"   (expected: {example.answer})" if example else ""))
+        print(counters(result, row, model, seconds), flush=True)
+        outputs.append({"prompt": prompt, "text": text,
+                        "thoughts": [tokenizer.decode(z[:-1]) for z in result.thought_ids], "rounds": result.rounds,
+                        "nontrivial": result.nontrivial, "stop_reason": result.stop_reason,
+                        "cut_thoughts": result.cut_thoughts, "chunk_passes": result.chunk_passes,
+                        "accepted": result.accepted, "seconds": seconds})
+    return (outputs[0] if len(outputs) == 1 else {"results": outputs}), 0
+
+
+def read_prompts(config: InferConfig) -> list[str] | None:
+    """The prompts that were given, None for none. Blank lines of a file are passed over."""
+    if config.prompt is not None and config.file is not None:
+        raise ValueError("a PROMPT and --file were both given; use one of them.")
+    if config.prompt is not None:
+        return [config.prompt]
+    if config.file is None:
+        return None
+    if config.file == "-":
+        text = sys.stdin.read()
+    else:
+        path = Path(config.file)
+        if not path.is_file():
+            raise FileNotFoundError(f"--file {path}: no such file ({path.parent} holds {listing(path.parent)}).")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--file {path} is not UTF-8 text: {error}. Convert it first.") from error
+    prompts = [line for line in text.splitlines() if line.strip()]
+    if not prompts:
+        raise ValueError(f"--file {config.file} holds no prompt; write one a line.")
+    return prompts
+
+
+def local(folder: str) -> Path:
+    """An existing folder given by --run; a run is never looked for on the hub."""
+    path = Path(folder)
+    if not path.is_dir():
+        raise FileNotFoundError(f"--run {folder}: no such folder ({path.parent} holds {listing(path.parent)}).")
+    return path
+
+
+def describe_model(about: dict) -> str:
+    """One line on where a checkpoint comes from."""
+    if not about:
+        return "a plain Qwen2.5 without trained T and C"
+    return (f"{about.get('method')} on {about.get('task')} up to {about.get('max_ops')} operations, base "
+            f"{about.get('base_model')}, step {about.get('step')}, seed {about.get('seed')}, c = {about['chunk_size']}")
+
+
+def inline(tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult, chunk_size: int) -> str:
+    """Prompt and answer with each non-trivial thought where it arose, after the last token of its chunk."""
+    stream, text = tokenizer.stream(), ""
+    for t, token in enumerate([*prompt, *tokenizer.without_eos(result.ids)]):
+        if t == len(prompt):
+            text += stream.end() + "  ->"
+        text += stream.put(token)
+        k = t // chunk_size
+        if (t + 1) % chunk_size == 0 and k < len(result.thought_ids) and len(result.thought_ids[k]) > 1:
+            text += f" [T:{tokenizer.decode(result.thought_ids[k][:-1])}]"
+    return text + stream.end()
+
+
+def chunk_table(model: ThinkingStates, tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult) -> str:
+    """Each complete chunk: its text, its thought, and the norm of the state it gives beside that of the embeddings."""
+    c = model.config.chunk_size
+    ids = [*prompt, *result.ids]
+    with torch.no_grad():
+        norms = model.states(result.thought_ids).float().norm(dim=-1).mean(-1).tolist()
+        size = model.backbone.model.embed_tokens(torch.tensor(ids, device=model.device)).float().norm(dim=-1).mean().item()
+    lines = [f"chunk  state norm (embeddings: {size:.2f})  text -> thought"]
+    lines += [f"{k:5}  {norm:10.2f}  {tokenizer.decode(ids[k * c:(k + 1) * c])!r} -> {tokenizer.decode(z[:-1])!r}"
+              + ("  (cut)" if k in result.cut_thoughts else "")
+              for k, (z, norm) in enumerate(zip(result.thought_ids, norms))]
+    return "\n".join(lines)
+
+
+def counters(result: GenerationResult, prompt: Sequence[int], model: ThinkingStates, seconds: float) -> str:
+    """How the prefill went and why the answer ended."""
+    chunks = -(-len(prompt) // model.config.chunk_size)
+    why = {"eos": "EOS", "length": "the limit --max-new-tokens"}[result.stop_reason]
+    cut = f", {len(result.cut_thoughts)} thoughts cut by --max-thought-tokens" if result.cut_thoughts else ""
+    return (f"{len(prompt)} tokens in {chunks} chunks; {result.nontrivial} non-trivial thoughts entered the prompt; "
+            f"{result.rounds} rounds, {result.chunk_passes} chunk passes; {len(result.ids)} new tokens, stopped by "
+            f"{why}{cut}; {seconds:.2f} s")
+
+
+# -- eval ----------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
+    """Free-running accuracy of a run on fresh examples."""
+    make_task(config.task)
+    for name in ("samples", "max_ops", "batch_size", *(["min_ops"] if config.min_ops is not None else [])):
+        if getattr(config, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least 1.")
+    folder = local(config.run) if config.run else default_run()
+    device, dtype = resolve_device(config.device, config.dtype)
+    model, tokenizer = load(folder, getattr(torch, dtype), device)
+    about = read_about(checkpoint_of(folder))
+    if about.get("task") not in (None, config.task):
+        note(f"{folder} was trained on {about['task']}; evaluating it on {config.task} all the same.")
+    trained = read_run(folder) if (folder / "run.json").exists() else None
+    options = (task_options(trained) if trained else {}) | task_options(config)
+    task = make_task(config.task, **options)
+    lengths = (config.min_ops or min(about.get("max_ops", 1), config.max_ops), config.max_ops)
+    if lengths[0] > lengths[1]:
+        raise ValueError(f"--min-ops {lengths[0]} is more than --max-ops {lengths[1]}; exchange them.")
+    rows = evaluation.draw_rows(task, tokenizer, model, method=about.get("method", "thinking"), seed=config.seed,
+                                n=config.samples, operations=lengths, max_thought_tokens=config.max_thought_tokens)
+    note(f"model {folder}: {describe_model(about)}")
+    report = evaluation.evaluate(
+        model, tokenizer, task, rows, batch_size=config.batch_size, prefill=config.prefill, draft=config.draft,
+        max_thought_tokens=config.max_thought_tokens, predictions=Path(config.out) if config.out else None)
+    print(evaluation.describe(report), flush=True)
+    return record(asdict(report), device=device, seed=config.seed), 0
+
+
+# -- data ----------------------------------------------------------------------------------------------------------------
+
+
+def data(config: DataConfig, given: frozenset[str]) -> tuple[dict, int]:
+    """Shows one example as the model sees it, and statistics of the supervision."""
+    task = make_task(config.task, **task_options(config))
+    if min(config.chunk_size, config.samples) < 1 or config.ops < 0 or config.index < 0:
+        raise ValueError(f"--chunk-size {config.chunk_size}, --samples {config.samples}, --ops {config.ops}, --index "
+                         f"{config.index}: the first two must be at least 1, the others at least 0.")
+    if config.model == "tiny":
+        tokenizer = tiny_tokenizer()
+    else:
+        folder = checkpoint_of(resolve(config.model, config.revision))
+        tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
+    thinking = ThinkingConfig(config.chunk_size, 1, 1, tokenizer.eos_ids, tokenizer.pad_id)
+    example = draw_example(task, seed=config.seed, split="train", index=config.index, operations=(config.ops,) * 2)
+    row = encode_example(example, tokenizer, thinking)
+    c = config.chunk_size
+    print("marked: " + render_marked(example.prompt, example.steps))
+    print("answer: " + example.answer)
+    print(f"chunks of {c} tokens, | between tokens; the thought is what T must say after the chunk:")
+    for k in range(-(-len(row.ids) // c)):
+        text = "|".join(tokenizer.decode([i]) for i in row.ids[k * c:(k + 1) * c])
+        target = repr(tokenizer.decode(row.thoughts[k])) if k < len(row.thoughts) else "(never complete: no thought)"
+        print(f"{k:4}  {text!r} -> {target}")
+    print(f"the prompt's {row.prompt_length} tokens end in chunk {(row.prompt_length - 1) // c}; "
+          f"steps without a target: {row.without_target}")
+    many = [encode_example(draw_example(task, seed=config.seed, split="train", index=i, operations=(1, 100)),
+                           tokenizer, thinking) for i in range(config.samples)]
+    thoughts = [z for r in many for z in r.thoughts]
+    figures = {
+        "samples": len(many), "tokens_mean": sum(len(r.ids) for r in many) / len(many),
+        "chunks_mean": sum(len(r.thoughts) for r in many) / len(many),
+        "nontrivial_share": sum(len(z) > 1 for z in thoughts) / max(len(thoughts), 1),
+        "thought_tokens_max": max(map(len, thoughts), default=0),
+        "late_share": sum(r.late for r in many) / len(many),
+        "steps_without_target": sum(r.without_target for r in many), "prompt": example.prompt,
+        "ids": row.ids, "thoughts": row.thoughts}
+    print(f"over {len(many)} examples of 1 … 100 operations: {figures['tokens_mean']:.0f} tokens and "
+          f"{figures['chunks_mean']:.1f} complete chunks a row, {figures['nontrivial_share']:.1%} of thoughts "
+          f"non-trivial, the longest of {figures['thought_tokens_max']} tokens; last thought late in "
+          f"{figures['late_share']:.1%} of rows; {figures['steps_without_target']} steps without a target", flush=True)
+    return figures, 0

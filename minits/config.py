@@ -1,0 +1,173 @@
+"""The settings of every command, one frozen dataclass each; run.py makes the flags from their fields.
+
+Annotations here are read at run time, to give each flag its type.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from minits.supervision import METHODS
+
+
+def setting(default, text: str):
+    """A field with its default and its help text (meaning and unit)."""
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """`run.py train`. None: chosen by the recipe for the task and kind of model (`RECIPES`), or by the machine."""
+
+    task: str
+    model: str = setting("tiny", "tiny (made on the spot), a folder in Hugging Face layout, or a hub id")
+    revision: str | None = setting(None, "branch, tag or commit of a hub id")
+    method: str = setting("thinking", f"one of {', '.join(METHODS)}")
+    max_ops: int = setting(10, "longest training example, in operations; lengths are uniform in 1 … this")
+    chunk_size: int | None = setting(None, "c: tokens a chunk")
+    inject_after: int = setting(1, "L_in: layers before the state is added")
+    extract_after: int | None = setting(None, "L_out: layers before H is taken; default: all but the last")
+    window: int = setting(16, "sliding attention of the tiny thinking model, in tokens; 0: dense")
+    steps: int | None = setting(None, "optimizer steps")
+    batch_size: int | None = setting(None, "rows an optimizer step")
+    accumulate: int = setting(1, "parts that a step's rows are split into, to save memory")
+    lr: float | None = setting(None, "peak learning rate of AdamW")
+    warmup: int | None = setting(None, "steps of linear warm-up; a cosine to zero follows")
+    weight_decay: float = setting(0.0, "AdamW weight decay")
+    clip: float = setting(1.0, "largest gradient norm")
+    thought_weight: float = setting(1.0, "weight w of the thought loss")
+    max_thought_tokens: int = setting(64, "tokens of the longest thought, closing EOS not counted")
+    seed: int = setting(0, "seed of initial weights and data")
+    device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
+    dtype: str | None = setting(None, "compute type, float32 or bfloat16 (float32 master weights either way); "
+                                      "default: bfloat16 on cuda, else float32")
+    eval_samples: int = setting(500, "examples of each final evaluation")
+    eval_max_ops: int = setting(100, "longest evaluation example, in operations")
+    eval_every: int = setting(0, "steps between evaluations on a fifth of the examples; 0: only at the end")
+    save_every: int = setting(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
+    log_every: int = setting(20, "steps between log lines where there is no terminal")
+    variables: int | None = setting(None, "vars: number of variables (default 3)")
+    modulus: int | None = setting(None, "vars: modulus of the values (default 10)")
+
+
+JSON = "make the last line of stdout one JSON object"
+
+
+@dataclass(frozen=True)
+class TrainCommand(TrainConfig):
+    """What `run.py train` takes beside the settings that make the run what it is."""
+
+    out: str | None = setting(None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME")
+    resume: bool = setting(False, "go on from the last checkpoint in --out (default: of the newest run)")
+    json: bool = setting(False, JSON)
+
+
+@dataclass(frozen=True)
+class InferConfig:
+    """`run.py infer`."""
+
+    prompt: str | None = field(default=None, metadata={"positional": True, "help": "text; default: a built-in example"})
+    file: str | None = setting(None, "file with one prompt a line, - for standard input")
+    run: str | None = setting(None, "run folder; default: the newest in runs/, else the checkpoint that ships")
+    model: str | None = setting(None, "model folder or hub id, instead of a run")
+    revision: str | None = setting(None, "branch, tag or commit of a hub id")
+    chunk_size: int | None = setting(None, "c for a model without trained T and C, in tokens (default 8)")
+    inject_after: int | None = setting(None, "L_in for such a model, in layers (default 1)")
+    extract_after: int | None = setting(None, "L_out for such a model, in layers (default: all but the last)")
+    think: str = setting("auto", "on, off (plain Qwen2.5), or auto: on where T and C are trained")
+    max_new_tokens: int = setting(64, "longest answer, in tokens")
+    max_thought_tokens: int = setting(64, "longest thought, in tokens; longer ones are cut")
+    prefill: str = setting("speculative", "speculative or sequential: the same result")
+    draft: str = setting("trivial", "what speculation expects of later thoughts: trivial or carry")
+    table: bool = setting(False, "show each chunk with its thought and the norm of its state")
+    device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
+    dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
+    json: bool = setting(False, JSON)
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """`run.py eval`: free-running accuracy of a run."""
+
+    task: str
+    run: str | None = setting(None, "run or model folder; default: the newest in runs/, else the one that ships")
+    samples: int = setting(500, "number of examples")
+    min_ops: int | None = setting(None, "shortest example, in operations; default: the longest trained one")
+    max_ops: int = setting(100, "longest example, in operations")
+    seed: int = setting(0, "seed of the examples")
+    batch_size: int = setting(64, "rows a batch; the answers do not depend on it")
+    prefill: str = setting("sequential", "speculative or sequential: the same answers")
+    draft: str = setting("trivial", "what speculation expects of later thoughts: trivial or carry")
+    max_thought_tokens: int = setting(64, "longest thought, in tokens; longer ones are cut")
+    variables: int | None = setting(None, "vars: number of variables; default: as in training")
+    modulus: int | None = setting(None, "vars: modulus of the values; default: as in training")
+    out: str | None = setting(None, "file for the predictions, as JSON lines")
+    device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
+    dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
+    json: bool = setting(False, JSON)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """`run.py data`: look at the supervision."""
+
+    task: str
+    model: str = setting("tiny", "whose tokenizer: tiny, a folder or a hub id")
+    revision: str | None = setting(None, "branch, tag or commit of a hub id")
+    chunk_size: int = setting(8, "c: tokens a chunk")
+    ops: int = setting(4, "operations of the example shown; the statistics use 1 … 100")
+    seed: int = setting(0, "seed of the examples")
+    index: int = setting(0, "which example of the stream to show")
+    samples: int = setting(500, "examples that the statistics are over")
+    variables: int | None = setting(None, "vars: number of variables (default 3)")
+    modulus: int | None = setting(None, "vars: modulus of the values (default 10)")
+    json: bool = setting(False, JSON)
+
+
+def task_options(config) -> dict:
+    """The settings of any of these configurations that belong to the task and were given."""
+    return {key: value for key in ("variables", "modulus") if (value := getattr(config, key)) is not None}
+
+
+# What each (task, kind of model) trains with unless flags say otherwise; found on seeds 0-9 (README, results).
+RECIPES: dict[tuple[str, str], dict] = {
+    ("parity", "tiny"): dict(chunk_size=8, steps=400, batch_size=32, lr=3e-3, warmup=20),
+    ("vars", "tiny"): dict(chunk_size=4, steps=600, batch_size=32, lr=3e-3, warmup=20),
+    ("parity", "real"): dict(chunk_size=8, steps=150, batch_size=64, lr=2e-5, warmup=10),
+    ("vars", "real"): dict(chunk_size=4, steps=1700, batch_size=32, lr=5e-5, warmup=50),
+}
+
+
+def resolve_train(config: TrainConfig) -> TrainConfig:
+    """`config` with every None replaced by its value; raises ValueError naming the flag that does not fit."""
+    kind = "tiny" if config.model == "tiny" else "real"
+    recipe = RECIPES.get((config.task, kind), {})
+    chosen = {k: v for k, v in recipe.items() if getattr(config, k) is None}
+    if kind == "tiny" and config.extract_after is None:
+        chosen["extract_after"] = 3
+    device, dtype = resolve_device(config.device, config.dtype)
+    config = replace(config, **chosen, device=device, dtype=dtype)
+    if config.method not in METHODS:
+        raise ValueError(f"--method {config.method!r} is not known; use one of {', '.join(METHODS)}.")
+    least = {"max_ops": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "max_thought_tokens": 1,
+             "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
+             "inject_after": 0, "lr": 0.0, "clip": 0.0}
+    for name, low in least.items():
+        value = getattr(config, name)
+        if value is not None and not value >= low:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {low}.")
+    return config
+
+
+def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
+    """(device, compute dtype) with None replaced; raises ValueError for what this machine or program lacks."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    kind = device.split(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"--device {device}: only cpu and cuda are supported (tested).")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}: this machine or this build of torch has no CUDA; use --device cpu.")
+    dtype = dtype or ("bfloat16" if kind == "cuda" else "float32")
+    if dtype not in ("float32", "bfloat16", "float64"):
+        raise ValueError(f"--dtype {dtype}: use float32, bfloat16 or float64.")
+    return device, dtype

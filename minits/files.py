@@ -1,0 +1,58 @@
+"""Reading and writing files so that a kill at any moment leaves the previous state whole."""
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def listing(folder: Path, most: int = 8) -> str:
+    """What a folder holds, in words, for error messages."""
+    if not folder.is_dir():
+        return "nothing: there is no such folder"
+    names = sorted(p.name for p in folder.iterdir())
+    return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "nothing"
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in `path`. Raises FileNotFoundError with what is there instead, ValueError if it is not JSON."""
+    if path.is_symlink() and not path.exists():
+        raise FileNotFoundError(f"{path} is a link to a missing file (blob missing): download the model again.")
+    if not path.exists():
+        raise FileNotFoundError(f"{path.parent} has no {path.name} (it holds {listing(path.parent)}).")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); download or write it again.") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; download or write it again.")
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file whole or not at all: under a temporary name, flushed to disk, then renamed."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder to fill, which becomes `path` (which must not exist) in one rename if all went well."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

@@ -1,0 +1,159 @@
+"""Answers from prompts: `generate` takes text, `generate_ids` takes ids, `stream_ids` yields events as they come.
+
+    prompts -> prefill.py -> Reading -> decode -> (row, token | Thought) events -> GenerationResult
+
+Decoding is greedy. It goes on thinking: a chunk that generated tokens complete gives a thought and a state too.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from minits.prefill import DRAFTS, Reading, complete_chunks, prefill_sequential, prefill_speculative
+from minits.thinking import Thought, ThinkingStates
+
+PREFILLS = ("speculative", "sequential")
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """How to generate. Token counts are per row or per thought."""
+
+    max_new_tokens: int = 64
+    prefill: str = "speculative"
+    draft: str = "trivial"
+    eos_ids: Sequence[int] | None = None  # ids that end an answer; None: the model's own
+    max_thought_tokens: int = 64  # a longer thought is closed there and marked as cut
+    think: bool = True  # False: plain Qwen2.5, no thought anywhere
+    think_while_decoding: bool = True  # False: thoughts in the prompt only, for comparison
+
+    def check(self, model: ThinkingStates, prompts: Sequence[Sequence[int]]) -> int:
+        """Cache slots a row needs; raises ValueError naming the value or the prompt that does not fit."""
+        for name, value, allowed in (("prefill", self.prefill, PREFILLS), ("draft", self.draft, DRAFTS)):
+            if value not in allowed:
+                raise ValueError(f"{name} {value!r} is not known; use one of {', '.join(allowed)}.")
+        limit, vocabulary = model.backbone.config.max_position_embeddings, model.backbone.config.vocab_size
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; at least 1 token must be generated.")
+        if not 1 <= self.max_thought_tokens <= limit - model.config.chunk_size:
+            raise ValueError(f"max_thought_tokens is {self.max_thought_tokens}; with chunks of "
+                             f"{model.config.chunk_size} it must lie in 1 … {limit - model.config.chunk_size}.")
+        for number, ids in enumerate(prompts):
+            if not ids:
+                raise ValueError(f"prompt {number} is empty: it has 0 tokens, and there is no start token in Qwen2.5 "
+                                 "to stand for it. Give at least one character of text.")
+            if wrong := [i for i in ids if not 0 <= i < vocabulary]:
+                raise ValueError(f"prompt {number}: id {wrong[0]} is outside the vocabulary (0 … {vocabulary - 1}).")
+            # The last generated token is never read, so it needs no position.
+            if len(ids) + self.max_new_tokens - 1 > limit:
+                raise ValueError(
+                    f"prompt {number} has {len(ids)} tokens; with up to {self.max_new_tokens} new ones it needs "
+                    f"{len(ids) + self.max_new_tokens - 1} positions, but the model has {limit} "
+                    f"(max_position_embeddings). Shorten it" +
+                    (f" or lower max_new_tokens to {limit - len(ids) + 1}." if len(ids) <= limit else "."))
+        return max((len(ids) for ids in prompts), default=0) + self.max_new_tokens - 1
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """What one prompt gave. `generate_ids` leaves the two texts empty; `generate` fills them."""
+
+    ids: list[int]  # the answer, closing EOS included where there is one
+    thought_ids: list[list[int]]  # one list for each complete chunk, closing EOS included
+    rounds: int  # passes over the prompt
+    nontrivial: int  # |R|: non-trivial thoughts that entered a chunk of the prompt
+    stop_reason: str  # "eos" or "length"
+    cut_thoughts: list[int]  # chunks whose thought was closed by max_thought_tokens
+    chunk_passes: int  # chunks run through the middle layers during prefill, all rounds together
+    accepted: list[int]  # chunks that became final, round by round
+    text: str = ""
+    thoughts: list[str] = field(default_factory=list)
+
+
+def prefill(model: ThinkingStates, prompts: Sequence[Sequence[int]], config: GenerationConfig) -> Reading:
+    """Reads the prompts in the way `config` says."""
+    slots = config.check(model, prompts)
+    if config.prefill == "sequential":
+        return prefill_sequential(model, prompts, slots, config.max_thought_tokens, think=config.think)
+    return prefill_speculative(model, prompts, slots, config.max_thought_tokens, config.draft, think=config.think)
+
+
+@torch.no_grad()
+def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:
+    """Continues each row of `reading` greedily; yields (row, token id) and (row, Thought) in the order they arise.
+
+    A token counts as read once it passed the backbone. The last one of a row (EOS, or at the length limit) is not
+    read, so it completes no chunk.
+    """
+    c, device = model.config.chunk_size, model.device
+    stops = set(model.config.eos_ids if config.eos_ids is None else config.eos_ids)
+    active = list(range(len(reading.lengths)))
+    for step in range(config.max_new_tokens):
+        tokens = model.pick(model.backbone.lm_head(reading.out)).tolist()  # [B]
+        for b in active:
+            yield b, tokens[b]
+        active = [b for b in active if tokens[b] not in stops]
+        if not active or step == config.max_new_tokens - 1:
+            return
+        # All rows run; those that have ended read into the waste slot.
+        at = [reading.lengths[b] if b in active else reading.cache.waste for b in range(len(tokens))]
+        frame = model.backbone.frame(torch.tensor(at, device=device)[:, None], reading.cache,
+                                     span=max(reading.lengths[b] for b in active) + 1)
+        rows, places = torch.arange(len(at), device=device), torch.tensor([p % c for p in at], device=device)
+        x = model.lower(torch.tensor(tokens, device=device)[:, None], frame)  # [B, 1, E]
+        h = model.middle(x + reading.state[rows, places][:, None], frame)
+        reading.open_h[rows, places] = h[:, 0]
+        reading.out = model.upper(h, frame)[:, 0]
+        for b in active:
+            reading.lengths[b] += 1
+        completed = [b for b in active if reading.lengths[b] % c == 0]
+        if config.think and config.think_while_decoding:
+            thoughts = complete_chunks(model, reading, completed, reading.open_h, config.max_thought_tokens)
+            yield from zip(completed, thoughts)
+        elif completed:
+            reading.state[torch.tensor(completed, device=device)] = 0.0
+
+
+def stream_ids(model: ThinkingStates, prompt: Sequence[int], **options) -> Iterator[int | Thought]:
+    """Events of one prompt as they come: the prompt's thoughts, then answer tokens and the thoughts between them."""
+    config = GenerationConfig(**options)
+    reading = prefill(model, [prompt], config)
+    yield from list(reading.thoughts[0])
+    for _, event in decode(model, reading, config):
+        yield event
+
+
+def generate_ids(model: ThinkingStates, prompts: Sequence[Sequence[int]], **options) -> list[GenerationResult]:
+    """Answers for `prompts` (lists of ids), all in one batch; each row's result is that of the row alone.
+
+    options: the fields of `GenerationConfig`. Raises ValueError for a value or prompt that does not fit.
+    """
+    config = GenerationConfig(**options)
+    if not prompts:
+        return []
+    reading = prefill(model, prompts, config)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for b, event in decode(model, reading, config):
+        if isinstance(event, int):
+            answers[b].append(event)
+    stops = set(model.config.eos_ids if config.eos_ids is None else config.eos_ids)
+    results = []
+    for b, (prompt, answer, thoughts) in enumerate(zip(prompts, answers, reading.thoughts)):
+        entering = thoughts[:-(-len(prompt) // model.config.chunk_size) - 1]  # those read by a chunk of the prompt
+        results.append(GenerationResult(
+            ids=answer, thought_ids=[z.ids for z in thoughts], rounds=reading.rounds[b],
+            nontrivial=sum(not z.trivial for z in entering), stop_reason="eos" if answer[-1] in stops else "length",
+            cut_thoughts=[k for k, z in enumerate(thoughts) if z.cut], chunk_passes=reading.chunk_passes[b],
+            accepted=reading.accepted[b]))
+    return results
+
+
+def generate(model: ThinkingStates, tokenizer, prompts: Sequence[str], max_new_tokens: int = 64,
+             prefill: str = "speculative", **options) -> list[GenerationResult]:
+    """Answers for `prompts` (texts), with texts of answer and thoughts filled in; further options as `generate_ids`."""
+    encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    results = generate_ids(model, encoded, max_new_tokens=max_new_tokens, prefill=prefill, **options)
+    return [replace(result, text=tokenizer.decode(tokenizer.without_eos(result.ids)),
+                    thoughts=[tokenizer.decode(ids[:-1]) for ids in result.thought_ids]) for result in results]

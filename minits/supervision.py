@@ -1,0 +1,169 @@
+"""Chunk-level supervision (paper, sections 3.4 and A.3): steps at characters -> tokens -> chunks -> thought targets.
+
+    Example (text, steps at characters, answer) -> encode_example -> Row (ids, one thought per complete chunk) -> collate
+
+Markers never pass through the tokenizer: a step is tied to a character of the plain text, and the token offsets of the
+plain text say which token that is. So the ids are those of the plain text, always.
+"""
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from minits.thinking import Batch, ThinkingConfig, pad
+from minits.tokenizer import Tokenizer
+
+METHODS = ("thinking", "no-cot", "cot")
+MARKER = "<T>"
+OVERFLOW_SEPARATOR = ";"  # between steps that were left over at the end of the prompt
+
+
+@dataclass(frozen=True)
+class Step:
+    """One reasoning step: it can be inferred from the prompt's first `position` characters."""
+
+    position: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One task instance. The answer follows the prompt after one space."""
+
+    prompt: str
+    steps: tuple[Step, ...]
+    answer: str
+    value_at: int = 0  # character of the answer where its first value starts (what a late thought comes too late for)
+    size: int = 0  # the task's measure of length (operations), for buckets in evaluation
+
+
+@dataclass(frozen=True)
+class Row:
+    """An encoded example, ready for training."""
+
+    ids: list[int]  # prompt + answer + EOS
+    prompt_length: int  # tokens
+    thoughts: list[list[int]]  # one for each chunk that is complete once all but the last token are read; incl. EOS
+    without_target: int = 0  # steps in a chunk that never completes: they cannot be trained
+    late: bool = False  # the last thought's state cannot reach the prediction of the answer's first value
+    name: str = ""
+
+
+def parse_marked(text: str, steps: Sequence[str], marker: str = MARKER) -> tuple[str, tuple[Step, ...]]:
+    """(plain text, steps) from text that holds `marker` once for each of `steps`.
+
+    Raises ValueError where the numbers differ.
+    """
+    parts = text.split(marker)
+    if len(parts) - 1 != len(steps):
+        raise ValueError(f"the text holds {len(parts) - 1} markers {marker!r} for {len(steps)} steps; "
+                         "there must be one marker for each step.")
+    positions, length = [], 0
+    for part in parts[:-1]:
+        length += len(part)
+        positions.append(length)
+    return "".join(parts), tuple(Step(at, step) for at, step in zip(positions, steps))
+
+
+def render_marked(prompt: str, steps: Sequence[Step], marker: str = MARKER) -> str:
+    """`prompt` with a marker at each step's character: the inverse of `parse_marked`."""
+    for step in reversed(steps):
+        prompt = prompt[:step.position] + marker + prompt[step.position:]
+    return prompt
+
+
+def steps_to_tokens(offsets: Sequence[tuple[int, int]], steps: Sequence[Step]) -> list[list[str]]:
+    """The step texts, each with its leading space, that belong to each token, given the tokens' (start, end) characters.
+
+    A step belongs to the token that holds the character before its marker (a marker at character 0: to token 0).
+    Steps at one place go to consecutive tokens from there; those past the last token are joined there with a
+    separator. Raises ValueError if the steps are not in the order of the text, or if there is no token.
+    """
+    if not offsets:
+        raise ValueError("the prompt has no tokens, so its steps have no place; give a prompt with text.")
+    starts = [start for start, _ in offsets]
+    tokens: list[list[str]] = [[] for _ in offsets]
+    previous, spill = -1, 0
+    for step in steps:
+        if step.position < max(previous, 0):
+            raise ValueError(f"step {step.text!r} stands at character {step.position}, before its predecessor at "
+                             f"{previous}; steps must follow the order of the text.")
+        spill = spill + 1 if step.position == previous else 0
+        previous = step.position
+        # The last token that starts before the marker; where several share the character (parts of one multi-byte
+        # character), that is the one after which it is wholly read.
+        home = max(bisect_left(starts, step.position) - 1, 0) + spill
+        if home < len(tokens):
+            tokens[home].append(" " + step.text)
+        else:
+            tokens[-1].append(OVERFLOW_SEPARATOR + " " + step.text)
+    return tokens
+
+
+def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfig, *, max_thought_tokens: int = 64,
+                   method: str = "thinking", name: str = "") -> Row:
+    """Ids and thought targets of `example` for one of the `METHODS`.
+
+    Raises ValueError, naming the row, for a gold thought longer than `max_thought_tokens`.
+    """
+    prompt, offsets = tokenizer.encode_with_offsets(example.prompt)
+    answer = tokenizer.encode(" " + example.answer)
+    if method == "cot":
+        answer = [i for step in example.steps for i in tokenizer.encode(" " + step.text)] + answer
+    ids = [*prompt, *answer, tokenizer.eos_id]
+    if method != "thinking":
+        return Row(ids, len(prompt), [], name=name)
+    c = config.chunk_size
+    complete = (len(ids) - 1) // c  # the last token is never read
+    thoughts: list[list[int]] = [[] for _ in range(-(-len(ids) // c))]
+    without_target = 0
+    last = None  # the chunk of the last step
+    for t, texts in enumerate(steps_to_tokens(offsets, example.steps)):
+        for text in texts:
+            thoughts[t // c] += tokenizer.encode(text)
+        if texts:
+            last = t // c
+            without_target += len(texts) if last >= complete else 0
+    for k, thought in enumerate(thoughts):
+        if len(thought) > max_thought_tokens:
+            raise ValueError(f"{name or 'row'}: the gold thought of chunk {k} has {len(thought)} tokens, more than "
+                             f"max_thought_tokens = {max_thought_tokens}. Raise it, or use smaller chunks.")
+    thoughts = [[*thought, config.thought_end] for thought in thoughts[:complete]]
+    value = len(tokenizer.encode(" " + example.answer[:example.value_at].rstrip())) if example.value_at else 0
+    # The first value token is predicted at position prompt + value - 1; the last state enters with chunk last + 1.
+    late = last is not None and (last + 1) * c > len(prompt) + value - 1
+    return Row(ids, len(prompt), thoughts, without_target, late, name)
+
+
+def collate(rows: Sequence[Row], config: ThinkingConfig, device: torch.device | str = "cpu") -> Batch:
+    """Rows -> one Batch; every row is padded on the right to a multiple of the chunk size."""
+    c = config.chunk_size
+    K = max(-(-(len(row.ids) - 1) // c) for row in rows)
+    lm_at, lm_labels, trivial_at, thought_at, thoughts, states_of = [], [], [], [], [], []
+    for b, row in enumerate(rows):
+        for t in range(row.prompt_length - 1, len(row.ids) - 1):
+            lm_at.append(b * K * c + t)
+            lm_labels.append(row.ids[t + 1])
+        for k, thought in enumerate(row.thoughts):
+            if len(thought) == 1:
+                trivial_at.append(b * K + k)
+                continue
+            if (k + 1) * c < len(row.ids) - 1:  # some token reads the state
+                states_of.append(len(thoughts))
+            thought_at.append(b * K + k)
+            thoughts.append(thought)
+    n = max([c, *map(len, thoughts)])
+    tokens_at = [r * n + i for r, thought in enumerate(thoughts) for i in range(len(thought))]
+
+    def tensor(values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
+
+    return Batch(
+        ids=pad([row.ids[:-1] for row in rows], config.pad_id, K * c, device),
+        lm_at=tensor(lm_at), lm_labels=tensor(lm_labels), trivial_at=tensor(trivial_at),
+        thought_at=tensor(thought_at), thoughts=pad(thoughts, config.pad_id, n, device),
+        lengths=tensor([len(thought) for thought in thoughts]), thought_tokens_at=tensor(tokens_at),
+        states_of=tensor(states_of))

@@ -1,0 +1,31 @@
+"""Parity (paper, appendix A.4): a coin, two people who flip it or don't, and its final state."""
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from minits.supervision import Example, Step
+
+SIDES = ("heads", "tails")
+PEOPLE = ("Alice", "Bob")  # they take turns
+ACTIONS = ("doesn't flip", "flips")
+
+
+@dataclass(frozen=True)
+class Parity:
+    """After the first sentence and after each operation comes a step: the coin's state."""
+
+    name: str = "parity"
+    opening: str = "The final state of the coin is"
+
+    def draw(self, rng: random.Random, operations: int) -> Example:
+        """`operations` people flip the coin or not, each with probability 1/2."""
+        side = rng.randrange(2)
+        text = f"The coin starts at state {SIDES[side]}."
+        steps = [Step(len(text), SIDES[side])]
+        for i in range(operations):
+            flip = rng.randrange(2)
+            side ^= flip
+            text += f" {PEOPLE[i % 2]} {ACTIONS[flip]} the coin."
+            steps.append(Step(len(text), SIDES[side]))
+        return Example(text, tuple(steps), f"{self.opening} {SIDES[side]}.", len(self.opening) + 1, operations)

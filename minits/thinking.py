@@ -1,0 +1,291 @@
+"""Thinking States (paper, section 3): the thinking block T, the compression block C, and the teacher-forced loss.
+
+Inference is in prefill.py. Both use the same `lower`, `middle` and `upper` parts of the backbone, so that the state
+enters and leaves at the same place in training and in inference.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from minits.cache import KVCache
+from minits.qwen import DecoderLayer, Frame, Qwen2ForCausalLM, QwenConfig, RMSNorm
+
+LOGIT_SLICE = 2048  # positions whose logits exist at once: 1.2 GB in float32 for Qwen2.5's vocabulary
+
+
+@dataclass(frozen=True)
+class ThinkingConfig:
+    """The choices of Thinking States on top of a backbone; symbols as in the paper."""
+
+    chunk_size: int  # c: tokens a chunk
+    inject_after: int  # L_in: the state is added after this many layers
+    extract_after: int  # L_out: H is taken after this many layers
+    eos_ids: tuple[int, ...]  # every id that ends an answer; the first one ends a thought
+    pad_id: int  # fills thoughts shorter than c before C reads them
+
+    def check(self, config: QwenConfig) -> ThinkingConfig:
+        """Returns self; raises ValueError naming the value that does not fit the backbone `config`."""
+        layers = config.num_hidden_layers
+        if not 1 <= self.chunk_size <= config.max_position_embeddings // 2:
+            raise ValueError(f"chunk size {self.chunk_size}: must lie in 1 … {config.max_position_embeddings // 2} "
+                             "(half of max_position_embeddings); 8 is the paper's choice.")
+        if not 0 <= self.inject_after <= self.extract_after <= layers:
+            raise ValueError(f"inject_after {self.inject_after}, extract_after {self.extract_after}: must satisfy "
+                             f"0 <= inject_after <= extract_after <= {layers} (the model's layers).")
+        return self
+
+    @property
+    def thought_end(self) -> int:
+        """The id that closes every thought."""
+        return self.eos_ids[0]
+
+
+@dataclass(frozen=True)
+class Thought:
+    """One thought's ids, closing EOS included; `cut`: it was closed by the length limit, not by the model."""
+
+    ids: list[int]
+    cut: bool = False
+
+    @property
+    def trivial(self) -> bool:
+        """EOS alone: nothing was thought, and the next state is exactly zero."""
+        return len(self.ids) == 1
+
+
+class ThinkingBlock(nn.Module):
+    """T: one decoder layer, its own final norm and unembedding. The embedding is the backbone's."""
+
+    def __init__(self, config: QwenConfig) -> None:
+        super().__init__()
+        self.layer = DecoderLayer(config, sliding=config.num_hidden_layers - 1 in config.sliding_layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[N, T, E] (the c vectors of H, then embeddings of thought tokens) -> normed vectors for `lm_head`."""
+        return self.norm(self.layer(x, frame))
+
+
+class CompressionBlock(nn.Module):
+    """C: one causal decoder layer over the thought's embeddings."""
+
+    def __init__(self, config: QwenConfig) -> None:
+        super().__init__()
+        self.layer = DecoderLayer(config, sliding=0 in config.sliding_layers)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[N, n, E] -> [N, n, E]."""
+        return self.layer(x, frame)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one forward pass, as tensors. A flat position is row * T + t, a flat chunk row * K + k, T = K * c.
+
+    Rows are padded on the right and attention is causal, so no real token ever sees padding.
+    """
+
+    ids: Tensor  # [B, T] backbone input: each row without its last token, which is never read
+    lm_at: Tensor  # [M] flat positions whose next token is supervised (answer and closing EOS)
+    lm_labels: Tensor  # [M]
+    trivial_at: Tensor  # [N] flat chunks whose thought is EOS alone
+    thought_at: Tensor  # [R] flat chunks with any other thought
+    thoughts: Tensor  # [R, n] ids incl. EOS, padded with pad_id to n >= c
+    lengths: Tensor  # [R] tokens in each thought, EOS included
+    thought_tokens_at: Tensor  # [sum(lengths)] flat places in [R, n] that hold a real token, not padding
+    states_of: Tensor  # [R'] the thoughts (0 … R-1) that have a next chunk in their row, whole or partial
+
+    @property
+    def lm_tokens(self) -> int:
+        """Tokens that L_LM is a mean over."""
+        return len(self.lm_labels)
+
+    @property
+    def thought_tokens(self) -> int:
+        """Tokens that L_T is a mean over, every closing EOS included."""
+        return len(self.trivial_at) + len(self.thought_tokens_at)
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Summed cross-entropies in nats; divide by the token counts of the whole optimizer step."""
+
+    lm: Tensor
+    thought: Tensor
+
+
+class ThinkingStates(nn.Module):
+    """A backbone with T and C; without them (`thinking_block` is None) it is plain Qwen2.5, the baselines' model."""
+
+    def __init__(self, backbone: Qwen2ForCausalLM, config: ThinkingConfig, *, thinks: bool = True) -> None:
+        super().__init__()
+        self.config = config.check(backbone.config)
+        self.backbone = backbone
+        self.thinking_block = ThinkingBlock(backbone.config) if thinks else None
+        self.compression_block = CompressionBlock(backbone.config) if thinks else None
+        # Ids that the tokenizer lacks (the vocabulary is padded for speed) are never emitted, nor thought.
+        self.register_buffer("blocked", torch.zeros(backbone.config.vocab_size, dtype=torch.bool), persistent=False)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether T and C exist."""
+        return self.thinking_block is not None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.model.embed_tokens.weight.device
+
+    def copy_blocks(self) -> None:
+        """Initialises T and C as independent copies of parts of the backbone (paper, appendix A.1)."""
+        model = self.backbone.model
+        self.thinking_block.layer.load_state_dict(model.layers[-1].state_dict())
+        self.thinking_block.norm.load_state_dict(model.norm.state_dict())
+        self.thinking_block.lm_head.load_state_dict(self.backbone.lm_head.state_dict())
+        self.compression_block.layer.load_state_dict(model.layers[0].state_dict())
+
+    # -- the backbone in three parts; the frame says at which positions and with which cache ------------------------
+
+    def lower(self, ids: Tensor, frame: Frame) -> Tensor:
+        """X: ids [B, T] -> [B, T, E] after layer L_in. Depends on no state."""
+        return self.backbone.run(self.backbone.model.embed_tokens(ids), frame, range(self.config.inject_after))
+
+    def middle(self, x: Tensor, frame: Frame) -> Tensor:
+        """H: X + S [B, T, E] -> [B, T, E] after layer L_out (eqs. 1, 2)."""
+        return self.backbone.run(x, frame, range(self.config.inject_after, self.config.extract_after))
+
+    def upper(self, h: Tensor, frame: Frame) -> Tensor:
+        """H [B, T, E] -> final normed vectors [B, T, E], ready for the unembedding."""
+        layers = range(self.config.extract_after, self.backbone.config.num_hidden_layers)
+        return self.backbone.model.norm(self.backbone.run(h, frame, layers))
+
+    # -- thoughts ----------------------------------------------------------------------------------------------------
+
+    def pick(self, logits: Tensor) -> Tensor:
+        """The one argmax rule: [..., V] -> the highest logit's id, the lowest id at ties, never a blocked one."""
+        return logits.masked_fill(self.blocked, -torch.inf).argmax(-1)
+
+    def begin_thoughts(self, h: Tensor, max_thought_tokens: int) -> tuple[KVCache, Tensor]:
+        """First token of each chunk's thought: h [N, c, E] -> (T's cache, ids [N]). One pass, no loop."""
+        N, c, _ = h.shape
+        cache = self.backbone.new_cache(N, c + max_thought_tokens, layers=1)
+        positions = torch.arange(c, device=h.device)[None].expand(N, c)
+        out = self.thinking_block(h, self.backbone.frame(positions, cache, span=c))[:, -1]
+        return cache, self.pick(self.thinking_block.lm_head(out))
+
+    def finish_thoughts(self, cache: KVCache, first: Tensor, max_thought_tokens: int) -> list[Thought]:
+        """Decodes N thoughts from where `begin_thoughts` stopped (eq. 3), greedily and as one batch."""
+        end, tokens = self.config.thought_end, [first]
+        alive = first != end
+        for position in range(self.config.chunk_size, self.config.chunk_size + max_thought_tokens - 1):
+            if not alive.any():
+                break
+            frame = self.backbone.frame(torch.full_like(first, position)[:, None], cache, span=position + 1)
+            x = self.backbone.model.embed_tokens(tokens[-1])[:, None]  # [N, 1, E]
+            tokens.append(self.pick(self.thinking_block.lm_head(self.thinking_block(x, frame)[:, 0])))
+            alive = alive & (tokens[-1] != end)
+        rows = torch.stack(tokens, dim=1).tolist()
+        return [Thought(row[:row.index(end) + 1]) if end in row else Thought([*row, end], cut=True) for row in rows]
+
+    def compress(self, thoughts: Tensor, lengths: Tensor) -> Tensor:
+        """C over padded thoughts [R, n], n >= c: the last c outputs of each, [R, c, E] (eq. 4).
+
+        A thought shorter than c is padded to c, and its padding is attended like any token; padding past
+        max(length, c) only rounds out the batch and lies after everything that is used.
+        """
+        R, n = thoughts.shape
+        positions = torch.arange(n, device=thoughts.device)[None]
+        out = self.compression_block(self.backbone.model.embed_tokens(thoughts), self.backbone.frame(positions))
+        starts = lengths.clamp(min=self.config.chunk_size) - self.config.chunk_size  # [R]
+        chosen = starts[:, None] + torch.arange(self.config.chunk_size, device=thoughts.device)  # [R, c]
+        return out[torch.arange(R, device=thoughts.device)[:, None], chosen]
+
+    def states(self, thoughts: Sequence[Sequence[int]]) -> Tensor:
+        """The states [N, c, E] that follow N thoughts (ids incl. EOS); exactly zero after a trivial one."""
+        weight = self.backbone.model.embed_tokens.weight
+        states = weight.new_zeros(len(thoughts), self.config.chunk_size, weight.shape[1])
+        if full := [i for i, ids in enumerate(thoughts) if len(ids) > 1]:
+            padded, lengths = self.pad_thoughts([thoughts[i] for i in full])
+            states[torch.tensor(full, device=self.device)] = self.compress(padded, lengths)
+        return states
+
+    def pad_thoughts(self, thoughts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """(ids [R, n] padded to n >= c, lengths [R]) of `thoughts`."""
+        width = max([self.config.chunk_size, *map(len, thoughts)])
+        lengths = torch.tensor([len(ids) for ids in thoughts], dtype=torch.long, device=self.device)
+        return pad(thoughts, self.config.pad_id, width, self.device), lengths
+
+    # -- training ----------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> Losses:
+        """The teacher-forced pass: all chunks at once, each with the state of its gold predecessor (section 3.2)."""
+        h, out = self.teacher_forced(batch)
+        lm = cross_entropy_sum(out.flatten(0, 1)[batch.lm_at], self.backbone.lm_head.weight, batch.lm_labels)
+        thought = self.thought_loss(h, batch) if self.thinks else torch.zeros_like(lm)
+        return Losses(lm, thought)
+
+    def teacher_forced(self, batch: Batch, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
+        """(H, final normed vectors), both [B, T, E], under the batch's gold thoughts; fills `cache` if one is given."""
+        B, T = batch.ids.shape
+        positions = torch.arange(T, device=batch.ids.device)[None]
+        frame = self.backbone.frame(positions.expand(B, T) if cache is not None else positions, cache, span=T)
+        x = self.lower(batch.ids, frame)
+        if len(batch.states_of):
+            states = self.compress(batch.thoughts[batch.states_of], batch.lengths[batch.states_of])
+            chunks = x.reshape(-1, self.config.chunk_size, x.shape[-1])  # [B * K, c, E]
+            x = chunks.index_add(0, batch.thought_at[batch.states_of] + 1, states.to(x.dtype)).view_as(x)
+        h = self.middle(x, frame)
+        return h, self.upper(h, frame)
+
+    def thought_loss(self, h: Tensor, batch: Batch) -> Tensor:
+        """Summed cross-entropy of T on the gold thoughts, given H [B, T, E].
+
+        A trivial thought is one prediction, made at the chunk's last vector: it takes no thought tokens as input, so
+        those chunks run apart from the others.
+        """
+        c = self.config.chunk_size
+        chunks = h.reshape(-1, c, h.shape[-1])  # [B * K, c, E]
+        vectors, labels = [], []
+        if len(batch.trivial_at):
+            frame = self.backbone.frame(torch.arange(c, device=h.device)[None])
+            vectors.append(self.thinking_block(chunks[batch.trivial_at], frame)[:, -1])
+            labels.append(torch.full_like(batch.trivial_at, self.config.thought_end))
+        if len(batch.thought_at):
+            n = int(batch.thoughts.shape[1])
+            given = self.backbone.model.embed_tokens(batch.thoughts[:, :-1])  # the last token is only predicted
+            x = torch.cat([chunks[batch.thought_at].to(given.dtype), given], dim=1)  # [R, c + n - 1, E]
+            out = self.thinking_block(x, self.backbone.frame(torch.arange(c + n - 1, device=h.device)[None]))
+            vectors.append(out[:, c - 1:].flatten(0, 1)[batch.thought_tokens_at])
+            labels.append(batch.thoughts.flatten()[batch.thought_tokens_at])
+        if not labels:  # a batch without a complete chunk: zero that still touches T, so that its gradients exist
+            return self.thinking_block.norm.weight.sum() * 0.0
+        return cross_entropy_sum(torch.cat(vectors), self.thinking_block.lm_head.weight, torch.cat(labels))
+
+
+def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Summed cross-entropy (nats) of hidden [M, E] @ weight.T [E, V] against labels [M].
+
+    Works slice by slice and recomputes each slice's logits in the backward pass, so that [M, V] never exists whole
+    (152k entries a row are most of a training step's memory otherwise). Equal to the plain one, gradient included.
+    """
+    def part(vectors: Tensor, targets: Tensor) -> Tensor:
+        logits = F.linear(vectors, weight)
+        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="sum")
+
+    if len(labels) <= LOGIT_SLICE:
+        return part(hidden, labels)
+    slices = zip(hidden.split(LOGIT_SLICE), labels.split(LOGIT_SLICE))
+    return sum(checkpoint(part, h, y, use_reentrant=False, preserve_rng_state=False) for h, y in slices)
+
+
+def pad(rows: Sequence[Sequence[int]], value: int, width: int, device: torch.device | str) -> Tensor:
+    """Rows of ids, padded on the right with `value`: [len(rows), width], int64."""
+    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long,
+                        device=device).view(len(rows), width)

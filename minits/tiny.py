@@ -1,0 +1,70 @@
+"""The offline default: a small Qwen2.5-shaped model, made on the spot, with a word-level tokenizer for the tasks.
+
+Real Qwen2.5 weights are what the method is for; this model is for seeing all of it work in a minute on a laptop.
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from string import ascii_lowercase
+
+import torch
+
+from minits.qwen import Qwen2ForCausalLM, QwenConfig, init_random
+from minits.thinking import ThinkingConfig, ThinkingStates
+from minits.tokenizer import UNKNOWN, Tokenizer
+from minits.weights import blocked_ids
+
+ASSETS = Path(__file__).parent / "assets"
+WINDOW = 32  # tokens; see `tiny_config`
+LETTERS = ascii_lowercase[:8]  # variables that the vocabulary knows
+WORDS = ["<eos>", "<pad>", UNKNOWN,
+         "The", " The", " coin", " starts", " at", " state", " heads", " tails", ".", " Alice", " Bob", " flips",
+         " doesn't", " flip", " the", " final", " of", " is",
+         "Track", " variables", " values", " Final", ":", ";", "=", "+",
+         *"0123456789", *LETTERS, *(" " + letter for letter in LETTERS)]
+
+
+def tiny_config(window: int | None) -> QwenConfig:
+    """4 layers of 64; `window` tokens of sliding attention in all of them, or dense attention for None.
+
+    A window makes the length generalise: dense attention meets distances in a long prompt that it never saw in
+    training, and breaks there (README, results).
+    """
+    return QwenConfig(
+        vocab_size=len(WORDS), hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-6, rope_theta=10000.0, max_position_embeddings=2048,
+        tie_word_embeddings=True, sliding_window=window, sliding_layers=tuple(range(4)) if window else ())
+
+
+def make_tiny(*, seed: int, window: int | None, thinks: bool, chunk_size: int = 8, inject_after: int = 1,
+              extract_after: int = 3) -> tuple[ThinkingStates, Tokenizer]:
+    """A fresh tiny model and its tokenizer. T and C start as copies of parts of the backbone, as on real weights."""
+    model = ThinkingStates(
+        Qwen2ForCausalLM(tiny_config(window)),
+        ThinkingConfig(chunk_size, inject_after, extract_after, eos_ids=(0,), pad_id=1), thinks=thinks)
+    # A standard deviation of 0.02, usual for large models, leaves one this small on a plateau for 500 steps.
+    init_random(model.backbone, std=0.1, generator=torch.Generator().manual_seed(seed))
+    if thinks:
+        model.copy_blocks()
+    tokenizer = tiny_tokenizer()
+    model.blocked = blocked_ids(tokenizer, len(WORDS))
+    return model, tokenizer
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """The shipped tokenizer."""
+    return Tokenizer((ASSETS / "tokenizer.json").read_text(encoding="utf-8"), eos_ids=(0,), pad_id=1)
+
+
+def tokenizer_definition() -> str:
+    """The JSON of assets/tokenizer.json: whole words with their leading space, single digits, single signs."""
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=UNKNOWN))
+    pattern = Regex(r" ?[A-Za-z]+(?:'[a-z]+)?| ?[0-9]| ?[^\sA-Za-z0-9]|\s")
+    backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    backend.decoder = decoders.Fuse()
+    backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in WORDS[:2]])
+    return json.dumps(json.loads(backend.to_str()), indent=1, ensure_ascii=False) + "\n"

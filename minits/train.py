@@ -1,0 +1,272 @@
+"""Teacher-forced training (paper, section 3.2): one loop for `thinking`, `no-cot` and `cot`.
+
+    TrainConfig -> set_up -> Run (model, tokenizer, task, optimizer, step) -> train -> checkpoints -> evaluation
+
+Nothing but the initial weights and the data is random, and the data is a function of (seed, step). So weights,
+optimizer and step number are all that a checkpoint needs for an exact resume.
+"""
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from math import cos, isfinite, pi
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from minits.config import TrainConfig, task_options
+from minits.evaluate import Report, describe, draw_rows, evaluate
+from minits.files import new_folder, read_json, write_text
+from minits.supervision import Row, collate, encode_example
+from minits.tasks import Task, draw_example, make_task
+from minits.thinking import ThinkingStates
+from minits.tiny import make_tiny
+from minits.tokenizer import Tokenizer
+from minits.weights import load, write_model
+
+POOL = 8  # steps whose rows are drawn together and sorted by length, so that rows of a batch need little padding
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says at which step and why."""
+
+
+@dataclass
+class Run:
+    """A training in progress."""
+
+    config: TrainConfig
+    folder: Path
+    model: ThinkingStates
+    tokenizer: Tokenizer
+    task: Task
+    optimizer: torch.optim.Optimizer
+    step: int = 0  # optimizer steps done
+    seconds: float = 0.0  # spent in steps, evaluation and saving not counted
+
+
+# -- setting up ----------------------------------------------------------------------------------------------------------
+
+
+def set_up(config: TrainConfig, folder: Path) -> Run:
+    """Model, task and optimizer for a resolved `config`; the newest checkpoint of `folder` if there is one."""
+    task = make_task(config.task, **task_options(config))
+    checkpoints = sorted(folder.glob("checkpoints/step-*"))
+    checkpoints = [p for p in checkpoints if not p.name.endswith(".tmp")]
+    thinks = config.method == "thinking"
+    if checkpoints:
+        model, tokenizer = load(checkpoints[-1])
+    elif config.model == "tiny":
+        model, tokenizer = make_tiny(
+            seed=config.seed, window=config.window or None if thinks else None, thinks=thinks, chunk_size=config.chunk_size,
+            inject_after=config.inject_after, extract_after=config.extract_after)
+    else:
+        model, tokenizer = load(config.model, revision=config.revision, chunk_size=config.chunk_size,
+                                inject_after=config.inject_after, extract_after=config.extract_after)
+        if not thinks:
+            model.thinking_block = model.compression_block = None
+    model = model.to(config.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=config.weight_decay,
+                                  fused=config.device.startswith("cuda"))
+    run = Run(config, folder, model, tokenizer, task, optimizer)
+    if checkpoints:
+        state = torch.load(checkpoints[-1] / "training_state.pt", map_location=config.device, weights_only=True)
+        optimizer.load_state_dict(state["optimizer"])
+        run.step, run.seconds = state["step"], state["seconds"]
+    return run
+
+
+# -- data ----------------------------------------------------------------------------------------------------------------
+
+
+def training_rows(run: Run, step: int, pools: dict[int, list[list[Row]]]) -> list[Row]:
+    """The rows of optimizer step `step`; `pools` remembers the current pool between calls."""
+    pool = step // POOL
+    if pool not in pools:
+        pools.clear()
+        pools[pool] = draw_pool(run, pool)
+    return pools[pool][step % POOL]
+
+
+def draw_pool(run: Run, pool: int) -> list[list[Row]]:
+    """The rows of POOL steps: sorted by length, cut into batches, the batches shuffled."""
+    config, size = run.config, run.config.batch_size
+    indices = range(pool * POOL * size, (pool + 1) * POOL * size)
+    rows = [encode_example(
+        draw_example(run.task, seed=config.seed, split="train", index=i, operations=(1, config.max_ops)),
+        run.tokenizer, run.model.config, method=config.method, max_thought_tokens=config.max_thought_tokens,
+        name=f"training row {i}") for i in indices]
+    rows.sort(key=lambda row: len(row.ids))
+    batches = [rows[i:i + size] for i in range(0, len(rows), size)]
+    random.Random(f"{config.seed}/pool/{pool}").shuffle(batches)
+    return batches
+
+
+# -- one step ------------------------------------------------------------------------------------------------------------
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then a cosine down to zero at the last step."""
+    if step < config.warmup:
+        return config.lr * (step + 1) / config.warmup
+    return config.lr * (1 + cos(pi * (step - config.warmup) / max(config.steps - config.warmup, 1))) / 2
+
+
+def train_step(run: Run, rows: list[Row]) -> dict:
+    """One optimizer step on `rows`, in `accumulate` parts; returns its metrics.
+
+    Losses are means over all supervised tokens of the step: the sums of each part are divided by the counts of the
+    whole, so splitting a step changes nothing (a mean of means would weigh tokens by the part they fell into).
+    """
+    config, model = run.config, run.model
+    size = -(-len(rows) // config.accumulate)
+    parts = [collate(rows[i:i + size], model.config, config.device) for i in range(0, len(rows), size)]
+    lm_tokens = sum(part.lm_tokens for part in parts)
+    thought_tokens = sum(part.thought_tokens for part in parts)
+    lm = thought = 0.0
+    rate = learning_rate(config, run.step)
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
+    run.optimizer.zero_grad(set_to_none=True)
+    for part in parts:
+        with torch.autocast(torch.device(config.device).type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
+            losses = model(part)
+        lm_mean, thought_mean = losses.lm / lm_tokens, losses.thought / max(thought_tokens, 1)
+        (lm_mean + config.thought_weight * thought_mean).backward()
+        lm, thought = lm + lm_mean.detach(), thought + thought_mean.detach()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    metrics = {"step": run.step + 1, "lm_loss": float(lm), "thought_loss": float(thought), "grad_norm": float(norm),
+               "lr": rate, "tokens": sum(len(row.ids) - 1 for row in rows)}
+    if not (isfinite(metrics["lm_loss"] + metrics["thought_loss"]) and isfinite(metrics["grad_norm"])):
+        raise TrainingError(
+            f"step {run.step + 1}: loss {metrics['lm_loss']} (answer), {metrics['thought_loss']} (thoughts), gradient "
+            f"norm {metrics['grad_norm']}, on rows {rows[0].name} … {rows[-1].name}. The weights are unchanged since "
+            "step " f"{run.step}. Lower --lr, or use --dtype float32.")
+    run.optimizer.step()
+    run.step += 1
+    return metrics
+
+
+# -- checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def save_checkpoint(run: Run) -> Path:
+    """Writes checkpoints/step-NNNNNN whole or not at all, then drops the older ones."""
+    target = run.folder / "checkpoints" / f"step-{run.step:06d}"
+    if not target.exists():
+        about = {"method": run.config.method, "task": run.config.task, "base_model": run.config.model,
+                 "max_ops": run.config.max_ops, "seed": run.config.seed, "step": run.step}
+        with new_folder(target) as folder:
+            write_model(run.model, run.tokenizer, folder, about)
+            torch.save({"optimizer": run.optimizer.state_dict(), "step": run.step, "seconds": run.seconds},
+                       folder / "training_state.pt")
+    for other in target.parent.iterdir():
+        if other != target:
+            shutil.rmtree(other)
+    return target
+
+
+@contextmanager
+def deferred_interrupt() -> Iterator[list[int]]:
+    """Ctrl-C and termination are noted in the list that is given, so that a step is never left half done.
+
+    A second one acts at once.
+    """
+    seen: list[int] = []
+
+    def note(number: int, _frame) -> None:
+        seen.append(number)
+        signal.signal(number, previous[number])
+
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+# -- the loop ------------------------------------------------------------------------------------------------------------
+
+
+def train(run: Run, log=print) -> bool:
+    """Trains to the last step; returns False if it was interrupted. Leaves a checkpoint either way."""
+    config, pools = run.config, {}
+    metrics_file = run.folder / "metrics.jsonl"
+    keep_metrics(metrics_file, run.step)
+    terminal = sys.stderr.isatty()
+    bar = tqdm(total=config.steps, initial=run.step, unit="step", disable=not terminal, desc="train")
+    with deferred_interrupt() as interrupted, metrics_file.open("a", encoding="utf-8") as file, bar:
+        while run.step < config.steps and not interrupted:
+            started = time.perf_counter()
+            metrics = train_step(run, training_rows(run, run.step, pools))
+            run.seconds += time.perf_counter() - started
+            metrics["seconds"] = round(run.seconds, 3)
+            file.write(json.dumps(metrics) + "\n")
+            file.flush()
+            bar.update()
+            bar.set_postfix(lm=f"{metrics['lm_loss']:.3f}", thought=f"{metrics['thought_loss']:.3f}")
+            if not terminal and (run.step % config.log_every == 0 or run.step == config.steps):
+                log(f"step {run.step}/{config.steps}  answer {metrics['lm_loss']:.4f}  thoughts "
+                    f"{metrics['thought_loss']:.4f}  lr {metrics['lr']:.2e}  {run.seconds:.0f} s")
+            if config.eval_every and run.step % config.eval_every == 0 and run.step < config.steps:
+                log(f"step {run.step}: " + describe(measure(run, (1, config.max_ops), config.eval_samples // 5)))
+            if config.save_every and run.step % config.save_every == 0:
+                save_checkpoint(run)
+    save_checkpoint(run)
+    return run.step == config.steps
+
+
+def keep_metrics(path: Path, step: int) -> None:
+    """Drops metrics of steps that a resumed run will do again."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        write_text(path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+
+
+def measure(run: Run, operations: tuple[int, int], n: int, predictions: Path | None = None) -> Report:
+    """Free-running evaluation of the model as it is now, on `n` examples with `operations` (least, most)."""
+    config, model = run.config, run.model
+    rows = draw_rows(run.task, run.tokenizer, model, method=config.method, seed=config.seed, n=n,
+                     operations=operations, max_thought_tokens=config.max_thought_tokens)
+    model.eval()
+    report = evaluate(model, run.tokenizer, run.task, rows, max_thought_tokens=config.max_thought_tokens,
+                      predictions=predictions)
+    model.train()
+    return report
+
+
+def run_training(config: TrainConfig, folder: Path, log=print) -> dict:
+    """`train` and the final evaluations; returns the figures, which run.json and record.json keep as well."""
+    run = set_up(config, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
+    if not train(run, log):
+        return {"interrupted": True, "step": run.step, "run": str(folder)}
+    known = measure(run, (1, config.max_ops), config.eval_samples, folder / "predictions_id.jsonl")
+    log(f"in distribution (1 … {config.max_ops} operations): " + describe(known))
+    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
+    ood = measure(run, longer, config.eval_samples, folder / "predictions_ood.jsonl")
+    log(f"longer ({longer[0]} … {longer[1]} operations): " + describe(ood))
+    return {"accuracy_id": known.accuracy, "accuracy_ood": ood.accuracy, "steps": run.step,
+            "train_seconds": round(run.seconds, 2), "id": asdict(known), "ood": asdict(ood), "run": str(folder)}
+
+
+def read_run(folder: Path) -> TrainConfig:
+    """The configuration of a run folder. Raises where `folder` is not one of ours."""
+    if not (folder / "run.json").exists():
+        raise FileNotFoundError(f"{folder} is not a run folder: it has no run.json. --resume continues a run that "
+                                "`run.py train` made; name its folder with --out.")
+    raw = read_json(folder / "run.json")
+    try:
+        return TrainConfig(**raw)
+    except TypeError as error:
+        raise ValueError(f"{folder / 'run.json'} was not written by this version ({error}); start a new run.") from error

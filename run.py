@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""The command line of minits: train, infer, eval, data. `python run.py COMMAND --help` lists units and defaults."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import types
+import typing
+from pathlib import Path
+
+from minits import commands
+from minits.config import DataConfig, EvalConfig, InferConfig, TrainCommand
+from minits.tasks import TASKS
+from minits.train import TrainingError
+
+COMMANDS = {
+    "train": (TrainCommand, commands.train, "train on a task and evaluate, in and beyond the trained lengths"),
+    "infer": (InferConfig, commands.infer, "answer prompts and show every thought where it arose"),
+    "eval": (EvalConfig, commands.evaluate, "evaluate a trained run on a task"),
+    "data": (DataConfig, commands.data, "show an example of a task with its chunks, markers and targets"),
+}
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
+    """A flag for each field of the dataclass `config`; fields without a default are positional.
+
+    Flags that are not given are left out of the namespace: the dataclass is the only place that knows a default.
+    """
+    hints = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        kind = hints[field.name]
+        options = [t for t in typing.get_args(kind) if t is not type(None)] if isinstance(kind, types.UnionType) else [kind]
+        text = field.metadata.get("help", "")
+        if field.metadata.get("positional"):
+            parser.add_argument(field.name, nargs="?", default=argparse.SUPPRESS, metavar=field.name.upper(), help=text)
+        elif field.default is dataclasses.MISSING:
+            parser.add_argument(field.name, metavar=field.name.upper(), help="one of: " + ", ".join(TASKS))
+        elif options == [bool]:
+            parser.add_argument("--" + field.name.replace("_", "-"), default=argparse.SUPPRESS,
+                                action="store_true", help=text)
+        else:
+            shown = "" if field.default is None else f" (default: {field.default})"
+            parser.add_argument("--" + field.name.replace("_", "-"), type=options[0], default=argparse.SUPPRESS,
+                                metavar=options[0].__name__.upper(), help=text + shown)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    parser = argparse.ArgumentParser(prog="run.py", description=__doc__)
+    parser.add_argument("--traceback", action="store_true", help="show the full traceback of an error")
+    choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (config, _, text) in COMMANDS.items():
+        command = choices.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        add_flags(command, config)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0, 1 (training failed), 2 (bad input), 130 (interrupted)."""
+    given = vars(make_parser().parse_args(arguments))
+    traceback, name = given.pop("traceback"), given.pop("command")
+    config, command, _ = COMMANDS[name]
+    try:
+        result, status = command(config(**given), frozenset(given))
+    except (ValueError, FileNotFoundError, TrainingError) as error:
+        if traceback:
+            raise
+        print(f"run.py {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1 if isinstance(error, TrainingError) else 2
+    except KeyboardInterrupt:
+        print(f"run.py {name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader (head, less) has gone
+        sys.stderr.close()
+        return 141
+    if given.get("json"):
+        print(json.dumps(result), flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
