@@ -11,7 +11,7 @@ import typing
 from pathlib import Path
 
 from minits import commands
-from minits.config import DataConfig, EvalConfig, InferConfig, TrainCommand
+from minits.config import RECIPES, DataConfig, EvalConfig, InferConfig, TrainCommand
 from minits.tasks import TASKS
 from minits.train import TrainingError
 
@@ -21,6 +21,10 @@ COMMANDS = {
     "eval": (EvalConfig, commands.evaluate, "evaluate a trained run on a task"),
     "data": (DataConfig, commands.data, "show an example of a task with its chunks, markers and targets"),
 }
+
+EPILOGS = {"train": "recipes (task, model: settings):\n" + "\n".join(
+    f"  {task}, {kind}: " + " ".join(f"--{key.replace('_', '-')} {value}" for key, value in recipe.items())
+    for (task, kind), recipe in RECIPES.items())}
 
 
 def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
@@ -52,7 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--traceback", action="store_true", help="show the full traceback of an error")
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (config, _, text) in COMMANDS.items():
-        command = choices.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        command = choices.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".",
+                                     epilog=EPILOGS.get(name), formatter_class=argparse.RawDescriptionHelpFormatter)
         command.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         add_flags(command, config)
     return parser

@@ -197,7 +197,8 @@ def inline(tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult
         text += stream.put(token)
         k = t // chunk_size
         if (t + 1) % chunk_size == 0 and k < len(result.thought_ids) and len(result.thought_ids[k]) > 1:
-            text += f" [T:{tokenizer.decode(result.thought_ids[k][:-1])}]"
+            thought = tokenizer.decode(result.thought_ids[k][:-1])
+            text += f" [T:{json.dumps(thought, ensure_ascii=False)[1:-1]}]"  # a thought stays on its line
     return text + stream.end()
 
 

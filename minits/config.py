@@ -24,15 +24,15 @@ class TrainConfig:
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     method: str = setting("thinking", f"one of {', '.join(METHODS)}")
     max_ops: int = setting(10, "longest training example, in operations; lengths are uniform in 1 … this")
-    chunk_size: int | None = setting(None, "c: tokens a chunk")
+    chunk_size: int | None = setting(None, "c: tokens a chunk; default: by recipe, see below")
     inject_after: int = setting(1, "L_in: layers before the state is added")
     extract_after: int | None = setting(None, "L_out: layers before H is taken; default: all but the last")
     window: int = setting(16, "sliding attention of the tiny thinking model, in tokens; 0: dense")
-    steps: int | None = setting(None, "optimizer steps")
-    batch_size: int | None = setting(None, "rows an optimizer step")
+    steps: int | None = setting(None, "optimizer steps; default: by recipe")
+    batch_size: int | None = setting(None, "rows an optimizer step; default: by recipe")
     accumulate: int = setting(1, "parts that a step's rows are split into, to save memory")
-    lr: float | None = setting(None, "peak learning rate of AdamW")
-    warmup: int | None = setting(None, "steps of linear warm-up; a cosine to zero follows")
+    lr: float | None = setting(None, "peak learning rate of AdamW; default: by recipe")
+    warmup: int | None = setting(None, "steps of linear warm-up, a cosine to zero follows; default: by recipe")
     weight_decay: float = setting(0.0, "AdamW weight decay")
     clip: float = setting(1.0, "largest gradient norm")
     thought_weight: float = setting(1.0, "weight w of the thought loss")
@@ -45,6 +45,7 @@ class TrainConfig:
     eval_max_ops: int = setting(100, "longest evaluation example, in operations")
     eval_every: int = setting(0, "steps between evaluations on a fifth of the examples; 0: only at the end")
     save_every: int = setting(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
+    no_save: bool = setting(False, "write no checkpoint (for measurements whose weights cannot be kept)")
     log_every: int = setting(20, "steps between log lines where there is no terminal")
     variables: int | None = setting(None, "vars: number of variables (default 3)")
     modulus: int | None = setting(None, "vars: modulus of the values (default 10)")
@@ -129,7 +130,7 @@ def task_options(config) -> dict:
     return {key: value for key in ("variables", "modulus") if (value := getattr(config, key)) is not None}
 
 
-# What each (task, kind of model) trains with unless flags say otherwise; found on seeds 0-9 (README, results).
+# What each (task, kind of model) trains with unless flags say otherwise; found on seeds 1-9 (README, results).
 RECIPES: dict[tuple[str, str], dict] = {
     ("parity", "tiny"): dict(chunk_size=8, steps=400, batch_size=32, lr=3e-3, warmup=20),
     ("vars", "tiny"): dict(chunk_size=4, steps=600, batch_size=32, lr=3e-3, warmup=20),

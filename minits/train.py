@@ -221,7 +221,8 @@ def train(run: Run, log=print) -> bool:
                 log(f"step {run.step}: " + describe(measure(run, (1, config.max_ops), config.eval_samples // 5)))
             if config.save_every and run.step % config.save_every == 0:
                 save_checkpoint(run)
-    save_checkpoint(run)
+    if not config.no_save:
+        save_checkpoint(run)
     return run.step == config.steps
 
 

@@ -1,0 +1,163 @@
+"""Thinking States: training and inference agree (property 6), no thoughts is plain Qwen2.5 (7), states and thoughts."""
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from strategies import Shape, biases, build, prompts, shapes, steer, training_rows
+
+from minits.generate import generate_ids
+from minits.prefill import prefill_sequential
+from minits.supervision import Row, collate
+
+
+@torch.no_grad()
+def forced(model, rows: list[Row]):
+    """Teacher-forced (H, logits, cache) of rows whose last token is not read."""
+    batch = collate(rows, model.config)
+    cache = model.backbone.new_cache(len(rows), batch.ids.shape[1])
+    h, out = model.teacher_forced(batch, cache)
+    return h, model.backbone.lm_head(out), cache
+
+
+@given(st.data())
+def test_teacher_forcing_own_thoughts_gives_what_sequential_inference_computed(data):
+    shape = data.draw(shapes())
+    model, rows = build(shape), data.draw(prompts(shape, rows=3))
+    with steer(model, data.draw(biases)):
+        reading = prefill_sequential(model, rows, max(map(len, rows)), 5)
+    # One more token, which is not read: `Row` ends with one.
+    made = [Row([*ids, 0], len(ids), [z.ids for z in zs]) for ids, zs in zip(rows, reading.thoughts)]
+    h, logits, cache = forced(model, made)
+    c = shape.chunk_size
+    for b, ids in enumerate(rows):
+        n, start = len(ids), (len(ids) - 1) // c * c
+        torch.testing.assert_close(cache.k[:, b, :, :n], reading.cache.k[:, b, :, :n], rtol=0, atol=1e-9)
+        torch.testing.assert_close(cache.v[:, b, :, :n], reading.cache.v[:, b, :, :n], rtol=0, atol=1e-9)
+        torch.testing.assert_close(h[b, start:n], reading.open_h[b, :n - start], rtol=0, atol=1e-9)
+        torch.testing.assert_close(logits[b, n - 1], model.backbone.lm_head(reading.out[b]), rtol=0, atol=1e-9)
+
+
+@given(st.data())
+def test_a_forward_without_cache_equals_the_one_that_fills_a_cache(data):
+    shape = data.draw(shapes())
+    model, rows = build(shape), data.draw(training_rows(shape))
+    batch = collate(rows, model.config)
+    with torch.no_grad():
+        h, out = model.teacher_forced(batch)
+        cached_h, cached_out = model.teacher_forced(batch, model.backbone.new_cache(len(rows), batch.ids.shape[1]))
+    torch.testing.assert_close(h, cached_h, rtol=0, atol=1e-9)
+    torch.testing.assert_close(out, cached_out, rtol=0, atol=1e-9)
+
+
+@given(st.data())
+def test_all_trivial_thoughts_are_plain_qwen(data):
+    shape = data.draw(shapes())
+    model, rows = build(shape), data.draw(prompts(shape))
+    plain = generate_ids(model, rows, max_new_tokens=6, think=False)
+    with steer(model, 1e4):
+        for prefill in ("sequential", "speculative"):
+            for a, b in zip(generate_ids(model, rows, max_new_tokens=6, prefill=prefill), plain):
+                assert a.ids == b.ids and a.nontrivial == 0 and all(z == [0] for z in a.thought_ids)
+        reading = prefill_sequential(model, rows, max(map(len, rows)), 5)
+    for b, ids in enumerate(rows):
+        logits = model.backbone(torch.tensor([ids]))[0, -1]
+        torch.testing.assert_close(model.backbone.lm_head(reading.out[b]), logits, rtol=0, atol=1e-9)
+
+
+@given(st.data())
+def test_plain_generation_follows_the_argmax_of_the_plain_forward(data):
+    shape = data.draw(shapes())
+    model, rows = build(shape), data.draw(prompts(shape, rows=2))
+    for ids, result in zip(rows, generate_ids(model, rows, max_new_tokens=5, think=False)):
+        read = list(ids)
+        for token in result.ids:
+            assert token == int(model.backbone(torch.tensor([read]))[0, -1].argmax())
+            read.append(token)
+
+
+@pytest.mark.parametrize("n", range(1, 12))
+def test_the_state_is_the_last_c_outputs_of_c_over_the_padded_thought(n):
+    model = build(Shape(chunk_size=5))
+    thought = [*range(3, 3 + n - 1), 0]
+    (state,) = model.states([thought])
+    if n == 1:
+        assert (state == 0).all()
+        return
+    padded = thought + [model.config.pad_id] * max(0, 5 - n)
+    x = model.backbone.model.embed_tokens(torch.tensor([padded]))
+    out = model.compression_block(x, model.backbone.frame(torch.arange(len(padded))[None]))[0]
+    torch.testing.assert_close(state, out[-5:], rtol=0, atol=1e-12)
+
+
+@given(st.data())
+def test_a_thought_is_the_greedy_continuation_of_its_chunk(data):
+    shape = data.draw(shapes())
+    model, limit = build(shape), data.draw(st.integers(1, 7))
+    h = torch.randn(3, shape.chunk_size, shape.heads * shape.head_dim, dtype=torch.float64,
+                    generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
+    with steer(model, data.draw(biases)), torch.no_grad():
+        thoughts = model.finish_thoughts(*model.begin_thoughts(h, limit), limit)
+        for chunk, thought in zip(h, thoughts):
+            ids: list[int] = []
+            while len(ids) < limit and 0 not in ids:
+                x = torch.cat([chunk, model.backbone.model.embed_tokens(torch.tensor(ids, dtype=torch.long))])[None]
+                out = model.thinking_block(x, model.backbone.frame(torch.arange(x.shape[1])[None]))
+                ids.append(int(model.thinking_block.lm_head(out)[0, -1].argmax()))
+            assert thought.cut == (0 not in ids)
+            assert thought.ids == (ids if 0 in ids else [*ids, 0])
+
+
+def test_ties_go_to_the_lowest_id_that_is_not_blocked():
+    model = build(Shape(seed=4))
+    logits = torch.tensor([[1.0, 5.0, 5.0, 5.0]] + [[2.0] * 4]).repeat(1, shape_factor := 6)
+    assert logits.shape[1] == len(model.blocked) and shape_factor
+    assert model.pick(logits).tolist() == [1, 0]
+    blocked = model.blocked.clone()
+    try:
+        model.blocked[:2] = True
+        assert model.pick(logits).tolist() == [2, 2]
+    finally:
+        model.blocked.copy_(blocked)
+
+
+def test_the_last_emitted_token_is_not_read_and_completes_no_chunk():
+    model = build(Shape(chunk_size=4))
+    for new in range(1, 9):
+        with steer(model, 3.0):
+            (result,) = generate_ids(model, [[3, 4, 5]], max_new_tokens=new, eos_ids=[])
+        assert result.stop_reason == "length" and len(result.ids) == new
+        assert len(result.thought_ids) == (3 + new - 1) // 4
+
+
+def test_without_thinking_while_decoding_only_the_prompt_is_thought_about():
+    model = build(Shape(chunk_size=4))
+    with steer(model, -1e4):
+        (result,) = generate_ids(model, [[3, 4, 5, 6, 7]], max_new_tokens=9, eos_ids=[], think_while_decoding=False)
+    assert len(result.thought_ids) == 1
+
+
+def test_an_eos_ends_the_row_and_its_reason_is_told():
+    model = build(Shape())
+    (free,) = generate_ids(model, [[3, 4, 5]], max_new_tokens=6, eos_ids=[])
+    (ended,) = generate_ids(model, [[3, 4, 5]], max_new_tokens=6, eos_ids=[free.ids[2]])
+    assert ended.stop_reason == "eos" and ended.ids == free.ids[:free.ids.index(free.ids[2]) + 1]
+
+
+@pytest.mark.parametrize("prompt, options, words", [
+    ([[]], {}, "prompt 0 is empty"),
+    ([[3], [24]], {}, "prompt 1: id 24"),
+    ([[3] * 250], {"max_new_tokens": 8}, "250 tokens"),
+    ([[3] * 300], {"max_new_tokens": 8}, "300 tokens"),
+    ([[3]], {"max_new_tokens": 0}, "max_new_tokens is 0"),
+    ([[3]], {"max_thought_tokens": 0}, "max_thought_tokens is 0"),
+    ([[3]], {"prefill": "magic"}, "prefill 'magic'"),
+    ([[3]], {"draft": "magic"}, "draft 'magic'"),
+])
+def test_what_does_not_fit_is_refused_with_its_name(prompt, options, words):
+    with pytest.raises(ValueError, match=words):
+        generate_ids(build(Shape()), prompt, **options)
+
+
+def test_a_prompt_may_fill_the_model_to_the_last_position():
+    model = build(Shape(limit=32))
+    (result,) = generate_ids(model, [[3] * 30], max_new_tokens=3, max_thought_tokens=4, eos_ids=[])
+    assert len(result.ids) == 3

@@ -1,0 +1,472 @@
+"""The loss, a training step, and checkpoints: what may not change them, and what may not break them."""
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from math import isfinite
+from pathlib import Path
+
+import pytest
+import run as command_line
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import Shape, build, fresh, shapes, training_rows
+
+from minits import thinking
+from minits import train as training
+from minits.config import TrainConfig, resolve_train
+from minits.supervision import Row, collate
+from minits.thinking import Losses, ThinkingStates, cross_entropy_sum
+from minits.train import (POOL, Run, TrainingError, deferred_interrupt, learning_rate, save_checkpoint, set_up, train,
+                          train_step)
+from minits.weights import load
+
+ROOT = Path(__file__).parent.parent
+QUICK = dict(task="parity", steps=12, batch_size=4, max_ops=3, warmup=2, max_thought_tokens=8, log_every=1,
+             eval_samples=2, eval_max_ops=4, device="cpu")
+FLAGS = [part for key, value in QUICK.items() if key not in ("task", "steps")
+         for part in ("--" + key.replace("_", "-"), str(value))]
+
+
+def settings(**changes) -> TrainConfig:
+    """A resolved configuration that trains in about a second."""
+    return resolve_train(TrainConfig(**(QUICK | changes)))
+
+
+def begin(folder: Path, **changes) -> Run:
+    """A run in `folder`, gone on with if there is one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return set_up(settings(**changes), folder)
+
+
+def silent(_text: str) -> None:
+    """A log that nobody reads."""
+
+
+def step_on(shape: Shape, rows: list[Row], **changes) -> tuple[Run, dict]:
+    """A float64 model of `shape` after one unclipped step on `rows`, and the step's metrics."""
+    model = fresh(shape).train()
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+    run = Run(settings(warmup=0, clip=1e12, **changes), Path(), model, None, None, optimizer)
+    return run, train_step(run, rows)
+
+
+def gradients(model: ThinkingStates) -> dict[str, torch.Tensor]:
+    """The gradient of every parameter, zero where there is none."""
+    return {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+
+
+def flat(value, prefix: str = "") -> dict[str, object]:
+    """Nested dicts, lists and tuples as one dict of leaves."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: leaf for key, part in items for k, leaf in flat(part, f"{prefix}/{key}").items()}
+    return {prefix: value}
+
+
+def snapshot(run: Run) -> dict[str, object]:
+    """Copies of the weights and of the optimizer's whole state."""
+    leaves = flat({"model": run.model.state_dict(), "optimizer": run.optimizer.state_dict()["state"]})
+    return {name: leaf.detach().clone() for name, leaf in leaves.items()}
+
+
+def assert_same_bits(one: dict, other: dict) -> None:
+    assert one.keys() == other.keys()
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def assert_close(one: dict, other: dict, tolerance: float = 1e-9) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=tolerance, atol=tolerance, msg=lambda m: f"{name}: {m}")
+
+
+def metrics_of(folder: Path) -> list[dict]:
+    """The lines of metrics.jsonl, without the seconds."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def checkpoints_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in (folder / "checkpoints").iterdir())
+
+
+# -- the loss ------------------------------------------------------------------------------------------------------------
+
+
+def sums(model: ThinkingStates, rows: list[Row]) -> torch.Tensor:
+    """(answer, thought) losses summed over `rows`, as one tensor."""
+    losses = model(collate(rows, model.config))
+    return torch.stack([losses.lm, losses.thought])
+
+
+@given(st.data())
+@torch.no_grad()
+def test_summed_losses_of_a_batch_are_the_sums_of_its_rows_alone(data):
+    shape = data.draw(shapes())
+    rows = data.draw(training_rows(shape))
+    model = build(shape)
+    torch.testing.assert_close(sums(model, rows), sum(sums(model, [row]) for row in rows), rtol=1e-9, atol=1e-9)
+
+
+@given(st.data())
+@torch.no_grad()
+def test_summed_losses_do_not_depend_on_row_order(data):
+    shape = data.draw(shapes())
+    rows = data.draw(training_rows(shape))
+    model = build(shape)
+    shuffled = data.draw(st.permutations(rows))
+    torch.testing.assert_close(sums(model, rows), sums(model, shuffled), rtol=1e-9, atol=1e-9)
+
+
+@given(st.data())
+@torch.no_grad()
+def test_summed_losses_do_not_depend_on_padding_by_a_longer_neighbour(data):
+    shape = data.draw(shapes())
+    rows = data.draw(training_rows(shape))
+    model = build(shape)
+    length = 6 * shape.chunk_size + 7
+    neighbour = Row([3] * length, 1, [[0]] * ((length - 1) // shape.chunk_size))
+    apart = sums(model, rows) + sums(model, [neighbour])
+    torch.testing.assert_close(sums(model, [*rows, neighbour]), apart, rtol=1e-9, atol=1e-9)
+
+
+@given(st.data())
+def test_gradient_of_a_step_is_that_of_the_rows_summed_losses_over_the_steps_token_counts(data):
+    shape = data.draw(shapes())
+    rows = data.draw(training_rows(shape))
+    accumulate = data.draw(st.sampled_from([1, 2, 4]))
+    run, _ = step_on(shape, rows, accumulate=accumulate, thought_weight=0.5)
+    model = fresh(shape)
+    lm_tokens = sum(len(row.ids) - row.prompt_length for row in rows)
+    thought_tokens = sum(len(thought) for row in rows for thought in row.thoughts)
+    for row in rows:
+        lm, thought = sums(model, [row])
+        (lm / lm_tokens + 0.5 * thought / max(thought_tokens, 1)).backward()
+    assert_close(gradients(run.model), gradients(model))
+
+
+@given(st.data())
+def test_accumulation_changes_neither_gradient_nor_weights_nor_reported_losses(data):
+    shape = data.draw(shapes())
+    rows = data.draw(training_rows(shape, rows=6))
+    (whole, reported), *split = [step_on(shape, rows, accumulate=n) for n in (1, 2, 4)]
+    for run, metrics in split:
+        assert_close(gradients(run.model), gradients(whole.model))
+        assert_close(run.model.state_dict(), whole.model.state_dict())
+        assert metrics == pytest.approx(reported, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 9, 10])
+def test_sliced_cross_entropy_equals_the_plain_one_in_value_and_gradient(count, monkeypatch):
+    monkeypatch.setattr(thinking, "LOGIT_SLICE", 3)
+    generator = torch.Generator().manual_seed(count)
+    hidden = torch.randn(count, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(7, (count,), generator=generator)
+    sliced, plain = cross_entropy_sum(hidden, weight, labels), F.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+    torch.testing.assert_close(sliced, plain, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(sliced, (hidden, weight)),
+                               torch.autograd.grad(plain, (hidden, weight)), rtol=1e-12, atol=1e-12)
+
+
+@given(st.data())
+def test_slicing_the_logits_changes_no_gradient_of_a_step(data):
+    shape = data.draw(shapes(max_chunk=6))
+    rows = data.draw(training_rows(shape))
+    whole, _ = step_on(shape, rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thinking, "LOGIT_SLICE", 2)
+        sliced, _ = step_on(shape, rows)
+    assert_close(gradients(sliced.model), gradients(whole.model))
+
+
+def test_unembedding_runs_at_supervised_positions_only_and_a_slice_at_a_time(monkeypatch):
+    shape = Shape()
+    model = build(shape)
+    batch = collate([Row(list(range(3, 23)), 10, [[5, 0], [0], [6, 7, 0], [0]])], model.config)
+    seen, linear = [], F.linear
+
+    def spy(x, weight, *bias):
+        if weight.shape[0] == shape.vocab:
+            seen.append(x.shape[0])
+        return linear(x, weight, *bias)
+
+    monkeypatch.setattr(thinking, "LOGIT_SLICE", 4)
+    monkeypatch.setattr(F, "linear", spy)
+    with torch.no_grad():
+        model(batch)
+    assert max(seen) == 4 and sum(seen) == batch.lm_tokens + batch.thought_tokens == 10 + 7
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("case", "rows"), [
+    ("all thoughts trivial", [Row(list(range(3, 16)), 8, [[0]] * 3)] * 2),
+    ("no complete chunk", [Row([3, 4, 5, 0], 2, [])] * 2),
+    ("one row of each kind", [Row([3, 4, 5, 0], 2, []), Row(list(range(3, 16)), 8, [[0], [7, 8, 0], [0]])])])
+def test_batch_without_thoughts_or_complete_chunks_gives_finite_loss_and_gradients(case, rows, accumulate):
+    run, metrics = step_on(Shape(), rows, accumulate=accumulate)
+    assert isfinite(metrics["lm_loss"]) and isfinite(metrics["thought_loss"]) and metrics["grad_norm"] > 0
+    assert (metrics["thought_loss"] == 0) == (case == "no complete chunk")
+    assert all(p.grad is None or p.grad.isfinite().all() for p in run.model.parameters())
+    assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+# -- baselines -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["no-cot", "cot"])
+def test_baselines_have_no_thinking_and_no_compression_block(method, tmp_path):
+    run = begin(tmp_path, method=method, steps=2)
+    train(run, silent)
+    assert run.model.thinking_block is None and run.model.compression_block is None
+    assert all(name.startswith("backbone.") for name, _ in run.model.named_parameters())
+    assert [line["thought_loss"] for line in metrics_of(tmp_path)] == [0, 0]
+    assert not load(tmp_path)[0].thinks
+
+
+def test_baselines_differ_only_in_the_steps_written_before_the_answer(tmp_path):
+    rows = {method: training.training_rows(begin(tmp_path / method, method=method), 0, {}) for method in ("no-cot", "cot")}
+    for plain, chain in zip(rows["no-cot"], rows["cot"]):
+        assert plain.thoughts == chain.thoughts == []
+        assert chain.ids[:plain.prompt_length] == plain.ids[:plain.prompt_length]
+        answer = plain.ids[plain.prompt_length:]
+        assert chain.ids[-len(answer):] == answer and len(chain.ids) > len(plain.ids)
+
+
+# -- data and schedule ---------------------------------------------------------------------------------------------------
+
+
+def test_training_rows_are_a_function_of_seed_and_step(tmp_path):
+    run, other = begin(tmp_path), begin(tmp_path)
+    pools: dict = {}
+    in_order = [training.training_rows(run, step, pools) for step in range(3 * POOL)]
+    steps = list(range(3 * POOL))
+    random.Random(0).shuffle(steps)
+    assert all(training.training_rows(other, step, {}) == in_order[step] for step in steps[:8])
+    another_seed = begin(tmp_path, seed=1)
+    assert all(training.training_rows(another_seed, step, {}) != in_order[step] for step in steps[:3])
+
+
+def test_every_row_of_the_stream_is_trained_on_exactly_once(tmp_path):
+    run, pools = begin(tmp_path), {}
+    names = [row.name for step in range(2 * POOL) for row in training.training_rows(run, step, pools)]
+    assert sorted(names) == sorted(f"training row {i}" for i in range(2 * POOL * QUICK["batch_size"]))
+
+
+def test_learning_rate_warms_up_linearly_and_falls_to_zero_as_a_cosine():
+    config = settings(lr=0.4, warmup=4, steps=20)
+    rates = [learning_rate(config, step) for step in range(21)]
+    assert rates[:5] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4])
+    assert rates[4:] == sorted(rates[4:], reverse=True)
+    assert rates[8] == pytest.approx(0.4 * (1 + 0.5 ** 0.5) / 2) and rates[12] == pytest.approx(0.2)
+    assert rates[20] == pytest.approx(0.0)
+
+
+def test_each_step_uses_and_reports_the_rate_of_the_schedule(tmp_path):
+    run = begin(tmp_path, steps=5)
+    used = []
+    run.optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
+    train(run, silent)
+    assert used == [line["lr"] for line in metrics_of(tmp_path)] == [learning_rate(run.config, step) for step in range(5)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nearly_all_parameters_change_within_a_few_steps_of_a_small_rate(dtype, tmp_path):
+    run = begin(tmp_path, steps=4, lr=1e-5, warmup=0, dtype=dtype)
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    train(run, silent)
+    assert {p.dtype for p in run.model.parameters()} == {torch.float32}
+    changed = sum(int((p != before[name]).sum()) for name, p in run.model.named_parameters())
+    assert changed / sum(p.numel() for p in before.values()) > 0.9
+
+
+def test_training_lowers_the_loss(tmp_path):
+    run = begin(tmp_path, steps=40, warmup=5, batch_size=8)
+    train(run, silent)
+    lines = metrics_of(tmp_path)
+    assert lines[-1]["lm_loss"] < lines[0]["lm_loss"] / 3 and lines[-1]["thought_loss"] < lines[0]["thought_loss"] / 2
+
+
+def test_evaluation_between_steps_works_with_few_samples_and_changes_no_step(tmp_path):
+    plain, watched = begin(tmp_path / "plain", steps=3), begin(tmp_path / "watched", steps=3, eval_every=1)
+    train(plain, silent)
+    train(watched, silent)
+    assert_same_bits(snapshot(watched), snapshot(plain))
+
+
+# -- a loss that is not finite -------------------------------------------------------------------------------------------
+
+
+def break_loss(run: Run, step: int) -> None:
+    """Makes the answer loss NaN in optimizer step `step`."""
+    def spoil(_module, _inputs, losses):
+        return Losses(losses.lm * float("nan"), losses.thought) if run.step == step - 1 else losses
+    run.model.register_forward_hook(spoil)
+
+
+def test_nan_loss_stops_with_the_step_and_rows_and_leaves_the_weights_unchanged(tmp_path):
+    run = begin(tmp_path)
+    pools: dict = {}
+    break_loss(run, step=3)
+    for step in range(2):
+        train_step(run, training.training_rows(run, step, pools))
+    before = snapshot(run)
+    rows = training.training_rows(run, 2, pools)
+    with pytest.raises(TrainingError, match=f"^step 3: .*nan.*{rows[0].name} … {rows[-1].name}.*Lower --lr"):
+        train_step(run, rows)
+    assert run.step == 2
+    assert_same_bits(snapshot(run), before)
+
+
+def test_nan_loss_keeps_the_last_checkpoint(tmp_path):
+    run = begin(tmp_path, save_every=2)
+    break_loss(run, step=4)
+    with pytest.raises(TrainingError, match="step 4"):
+        train(run, silent)
+    assert checkpoints_in(tmp_path) == ["step-000002"] and begin(tmp_path).step == 2
+
+
+# -- resume --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> dict[int, tuple[dict, list[dict]]]:
+    """accumulate -> (weights and optimizer, metrics) of a run that nothing disturbed."""
+    found = {}
+    for accumulate in (1, 2):
+        folder = tmp_path_factory.mktemp("whole")
+        run = begin(folder, accumulate=accumulate)
+        assert train(run, silent)
+        found[accumulate] = snapshot(run), metrics_of(folder)
+    return found
+
+
+def press_ctrl_c(run: Run, step: int) -> None:
+    """Sends SIGINT to this process once, within the first part of optimizer step `step`."""
+    def press(*_):
+        if run.step == step - 1:
+            handle.remove()
+            os.kill(os.getpid(), signal.SIGINT)
+    handle = run.model.register_forward_hook(press)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("step", [1, POOL - 1, POOL, POOL + 1, QUICK["steps"] - 1])
+def test_interrupted_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(step, accumulate, tmp_path, uninterrupted):
+    run = begin(tmp_path, accumulate=accumulate)
+    press_ctrl_c(run, step)
+    assert train(run, silent) is False
+    assert checkpoints_in(tmp_path) == [f"step-{step:06d}"]
+    resumed = begin(tmp_path, accumulate=accumulate)
+    assert resumed.step == step
+    assert_same_bits(snapshot(resumed), snapshot(run))
+    assert train(resumed, silent) is True
+    weights, metrics = uninterrupted[accumulate]
+    assert_same_bits(snapshot(resumed), weights)
+    assert metrics_of(tmp_path) == metrics
+
+
+def test_run_that_crashed_after_its_last_checkpoint_resumes_there_without_repeating_metrics(tmp_path, uninterrupted):
+    run = begin(tmp_path, save_every=4)
+    break_loss(run, step=7)
+    with pytest.raises(TrainingError):
+        train(run, silent)
+    assert [line["step"] for line in metrics_of(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    resumed = begin(tmp_path, save_every=4)
+    assert resumed.step == 4 and train(resumed, silent)
+    weights, metrics = uninterrupted[1]
+    assert_same_bits(snapshot(resumed), weights)
+    assert metrics_of(tmp_path) == metrics
+
+
+def test_metrics_line_that_was_cut_off_by_a_crash_does_not_prevent_resuming(tmp_path):
+    train(begin(tmp_path, steps=2), silent)
+    whole = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(whole + '{"step": 3, "lm_lo')
+    resumed = begin(tmp_path, steps=4)
+    train(resumed, silent)
+    assert [line["step"] for line in metrics_of(tmp_path)] == [1, 2, 3, 4]
+
+
+def test_second_interrupt_acts_at_once():
+    with pytest.raises(KeyboardInterrupt), deferred_interrupt() as seen:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert seen == [signal.SIGINT]
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the second interrupt was held back")
+
+
+def test_interrupt_handlers_are_restored_after_training(tmp_path):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    run = begin(tmp_path, steps=3)
+    press_ctrl_c(run, step=1)
+    train(run, silent)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+# -- saving --------------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_newest_checkpoint_is_kept(tmp_path):
+    train(begin(tmp_path, save_every=5), silent)
+    assert checkpoints_in(tmp_path) == ["step-000012"]
+
+
+def test_failing_save_leaves_the_previous_checkpoint_whole_and_no_temporary_files(tmp_path, monkeypatch):
+    run = begin(tmp_path)
+    pools: dict = {}
+    train_step(run, training.training_rows(run, 0, pools))
+    kept = snapshot(run)
+    save_checkpoint(run)
+    train_step(run, training.training_rows(run, 1, pools))
+
+    def disk_full(_state, path, *_):
+        Path(path).write_bytes(b"the first half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", disk_full)
+        with pytest.raises(OSError, match="No space left"):
+            save_checkpoint(run)
+    assert checkpoints_in(tmp_path) == ["step-000001"]
+    assert list(tmp_path.rglob("*.tmp")) == []
+    resumed = begin(tmp_path)
+    assert resumed.step == 1
+    assert_same_bits(snapshot(resumed), kept)
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys, torch
+import run
+save, calls = torch.save, []
+def killed(state, path, *rest):
+    calls.append(path)
+    save(state, path, *rest)
+    if len(calls) == 2:
+        os.truncate(path, 1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+torch.save = killed
+run.main(sys.argv[1:])
+"""
+
+
+def test_kill_during_a_save_leaves_the_previous_checkpoint_and_resume_finishes_the_run(tmp_path, capsys):
+    folder = tmp_path / "run"
+    flags = ["train", "parity", "--out", str(folder), "--steps", "6", "--save-every", "2", *FLAGS]
+    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, *flags], cwd=ROOT, capture_output=True, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    whole, torn = checkpoints_in(folder)
+    assert whole == "step-000002" and torn.startswith("step-000004") and torn.endswith(".tmp")
+    assert begin(folder).step == 2
+    assert command_line.main([*flags, "--resume"]) == 0
+    assert checkpoints_in(folder) == ["step-000006"]
+    assert json.loads((folder / "record.json").read_text())["steps"] == 6
+    assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3, 4, 5, 6]
