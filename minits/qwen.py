@@ -189,7 +189,7 @@ class Attention(nn.Module):
         else:
             # The H/G query heads of a group read the same keys: fold them into the time axis, and no key is copied.
             folded = q.reshape(B, self.kv_heads, -1, self.head_dim)  # [B, G, H/G * T, D]
-            out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask).view(B, self.heads, T, -1)
+            out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask).reshape(B, self.heads, T, -1)
         return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
 
 

@@ -70,7 +70,7 @@ def text_of_each_chunk(example: Example, c: int) -> list[str]:
     return ["".join(tokens[start:start + c]) for start in range(0, size, c)]
 
 
-# -- marked text ---------------------------------------------------------------------------------------------------------
+# -- marked text -------------------------------------------------------------------------------------------------------
 
 
 @given(example=examples())
@@ -101,7 +101,7 @@ def test_more_or_fewer_steps_than_markers_are_an_error_with_both_numbers(steps):
         parse_marked("one<T> two<T>", steps)
 
 
-# -- steps to tokens -----------------------------------------------------------------------------------------------------
+# -- steps to tokens ---------------------------------------------------------------------------------------------------
 
 
 LETTERS = [(0, 1), (1, 2), (2, 3), (3, 4)]  # a prompt of four letters, each a token
@@ -148,7 +148,7 @@ def test_steps_of_a_prompt_without_tokens_are_an_error():
         steps_to_tokens([], [Step(0, "x")])
 
 
-# -- whole examples ------------------------------------------------------------------------------------------------------
+# -- whole examples ----------------------------------------------------------------------------------------------------
 
 
 @given(example=examples(), c=st.integers(1, 9))
@@ -235,7 +235,7 @@ def test_generation_reads_the_same_prompt_ids_as_training(tokenizer, monkeypatch
     assert seen == [row.ids[:row.prompt_length]]
 
 
-# -- length of thoughts --------------------------------------------------------------------------------------------------
+# -- length of thoughts ------------------------------------------------------------------------------------------------
 
 
 @given(size=st.integers(1, 20), limit=st.integers(1, 20))
@@ -250,7 +250,7 @@ def test_a_gold_thought_past_the_limit_is_an_error_that_names_the_row(tokenizer,
             encode_example(example, tokenizer, chunks_of(4), max_thought_tokens=limit, name="row 17")
 
 
-# -- other methods -------------------------------------------------------------------------------------------------------
+# -- other methods -----------------------------------------------------------------------------------------------------
 
 
 @given(example=examples(), method=st.sampled_from([m for m in METHODS if m != "thinking"]))
@@ -261,7 +261,7 @@ def test_baselines_have_no_thoughts_and_only_a_chain_of_thought_shows_steps(toke
     assert tokenizer.decode(row.ids[row.prompt_length:-1]) == f"{chain} {example.answer}"
 
 
-# -- late thoughts -------------------------------------------------------------------------------------------------------
+# -- late thoughts -----------------------------------------------------------------------------------------------------
 
 
 def is_late(offsets: list[tuple[int, int]], value_at: int, prompt_length: int, last_chunk: int | None, c: int) -> bool:

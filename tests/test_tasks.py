@@ -21,7 +21,7 @@ def draw(task, seed: int, count: int):
     return draw_example(task, seed=seed, split="train", index=0, operations=(count, count))
 
 
-# -- independent interpreters: they see the prompt's text and nothing else -----------------------------------------------
+# -- independent interpreters: they see the prompt's text and nothing else ---------------------------------------------
 
 
 def replay_parity(text: str) -> list[str]:
@@ -44,7 +44,7 @@ def replay_vars(text: str, modulus: int) -> tuple[list[str], dict[str, int]]:
     return results, values
 
 
-# -- steps and answers ---------------------------------------------------------------------------------------------------
+# -- steps and answers -------------------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, count=operations)
@@ -113,7 +113,7 @@ def test_value_at_is_where_the_answer_leaves_its_opening_words(seed, count, name
     assert example.value_at == re.search(first, example.answer).start()
 
 
-# -- exact text ----------------------------------------------------------------------------------------------------------
+# -- exact text --------------------------------------------------------------------------------------------------------
 
 
 def test_the_text_of_a_parity_example_is_the_papers():
@@ -133,7 +133,7 @@ def test_the_text_of_a_vars_example_is_the_papers():
     assert example.answer == "Final values: a=3 b=8"
 
 
-# -- streams -------------------------------------------------------------------------------------------------------------
+# -- streams -----------------------------------------------------------------------------------------------------------
 
 
 @given(name=st.sampled_from(sorted(TASKS)), seed=seeds, index=st.integers(0, 1000), other=st.integers(0, 9))
@@ -192,7 +192,7 @@ def test_vars_chooses_targets_terms_and_constants_evenly():
     assert chi_square([(target, term) for target, term in found if term.isalpha()], 6) < 21
 
 
-# -- names, options, answers ---------------------------------------------------------------------------------------------
+# -- names, options, answers -------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_task_is_an_error_that_lists_the_tasks():
@@ -228,7 +228,7 @@ def test_the_answer_is_found_again_behind_a_chain_of_thought(seed, count, name):
     assert extract_answer(f"{chain} {example.answer}", task.opening) == example.answer
 
 
-# -- the tiny vocabulary -------------------------------------------------------------------------------------------------
+# -- the tiny vocabulary -----------------------------------------------------------------------------------------------
 
 
 @given(seed=seeds, count=operations, variables=st.integers(1, len(LETTERS)), modulus=st.integers(2, 120))

@@ -16,9 +16,8 @@ EOS = 256  # <|endoftext|> of the byte-level tokenizer; its other ids are the 25
 UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no whole character
 
 # Everyday text, and what breaks decoders: combining marks, Hangul jamo, joined emoji, flags, control spellings.
-texts = st.lists(st.one_of(
-    st.text(max_size=6),
-    st.sampled_from(["e\u0301", "a\u0301\u0323", "\u1100\u1161\u11a8", "👩‍👩‍👧", "🇫🇷", "<|endoftext|>", "<T>", "\n\n", " "])),
+texts = st.lists(st.one_of(st.text(max_size=6), st.sampled_from([
+    "e\u0301", "a\u0301\u0323", "\u1100\u1161\u11a8", "👩‍👩‍👧", "🇫🇷", "<|endoftext|>", "<T>", "\n\n", " "])),
     max_size=6).map("".join)
 
 
@@ -38,7 +37,7 @@ def tokenizer(folder) -> Tokenizer:
     return Tokenizer.from_folder(folder, (EOS,), EOS)
 
 
-# -- text -> ids ---------------------------------------------------------------------------------------------------------
+# -- text -> ids -------------------------------------------------------------------------------------------------------
 
 
 @given(text=texts)
@@ -81,7 +80,7 @@ def test_offsets_never_go_back(tokenizer, text):
     assert starts == sorted(starts)
 
 
-# -- ids -> text ---------------------------------------------------------------------------------------------------------
+# -- ids -> text -------------------------------------------------------------------------------------------------------
 
 
 @given(text=texts)
@@ -100,7 +99,7 @@ def test_only_a_closing_eos_is_taken_off(tokenizer):
     assert tokenizer.without_eos([]) == []
 
 
-# -- streams -------------------------------------------------------------------------------------------------------------
+# -- streams -----------------------------------------------------------------------------------------------------------
 
 
 @given(ids=st.lists(st.integers(0, 259), max_size=24))
@@ -133,7 +132,7 @@ def test_a_stream_that_ends_inside_a_character_shows_what_is_left(tokenizer):
     assert stream.end() == ""
 
 
-# -- files ---------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file_is_an_error_that_lists_what_is_there(tmp_path):
@@ -149,7 +148,7 @@ def test_a_malformed_file_is_an_error_that_names_it(tmp_path, content):
         Tokenizer.from_folder(tmp_path, (EOS,), EOS)
 
 
-# -- the tiny tokenizer --------------------------------------------------------------------------------------------------
+# -- the tiny tokenizer ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text, word", [
