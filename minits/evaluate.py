@@ -42,7 +42,7 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
         return 0.0, 1.0
     p, square = right / n, z * z / n
     centre, half = p + square / 2, z * sqrt(p * (1 - p) / n + square / (4 * n))
-    return max(0.0, (centre - half) / (1 + square)), min(1.0, (centre + half) / (1 + square))
+    return round(max(0.0, (centre - half) / (1 + square)), 6), round(min(1.0, (centre + half) / (1 + square)), 6)
 
 
 def draw_rows(task: Task, tokenizer: Tokenizer, model: ThinkingStates, *, method: str, seed: int, n: int,
@@ -61,18 +61,20 @@ def evaluate(model: ThinkingStates, tokenizer: Tokenizer, task: Task, rows: Sequ
     Sequential prefill is the default: in state tracking nearly every chunk thinks, so there is little to speculate on.
     `predictions`: JSON lines with prompt, answer, thoughts and verdict of every row.
     """
+    # Room for the longest right answer and a little more for one that goes wrong; the same for every row, so that no
+    # answer depends on which rows it shares a batch with.
+    longest = max(row.prompt_length for _, row in rows)
+    room = max(len(row.ids) - row.prompt_length for _, row in rows) + 8
+    config = GenerationConfig(
+        max_new_tokens=max(1, min(room, model.backbone.config.max_position_embeddings - longest + 1)),
+        prefill=prefill, draft=draft, max_thought_tokens=max_thought_tokens)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))  # rows of a batch alike in length
     results: dict[int, GenerationResult] = {}
     for start in tqdm(range(0, len(order), batch_size), desc="evaluate", unit="batch", leave=False,
                       disable=True if quiet else None):
         chosen = order[start:start + batch_size]
-        encoded = [rows[i][1] for i in chosen]
-        # Room for the longest right answer of the batch, and a little more for one that goes wrong.
-        new_tokens = max(len(row.ids) - row.prompt_length for row in encoded) + 8
-        limit = model.backbone.config.max_position_embeddings - max(row.prompt_length for row in encoded) + 1
-        config = GenerationConfig(max_new_tokens=min(new_tokens, limit), prefill=prefill, draft=draft,
-                                  max_thought_tokens=max_thought_tokens)
-        results |= zip(chosen, generate_ids(model, [row.ids[:row.prompt_length] for row in encoded], **asdict(config)))
+        prompts = [rows[i][1].ids[:rows[i][1].prompt_length] for i in chosen]
+        results |= zip(chosen, generate_ids(model, prompts, **asdict(config)))
     records = [verdict(task, tokenizer, example, row, results[i]) for i, (example, row) in enumerate(rows)]
     if predictions:
         write_text(predictions, "".join(json.dumps(record) + "\n" for record in records))

@@ -17,12 +17,24 @@ def listing(folder: Path, most: int = 8) -> str:
     return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "nothing"
 
 
-def read_json(path: Path) -> dict:
-    """The JSON object in `path`. Raises FileNotFoundError with what is there instead, ValueError if it is not JSON."""
+def present(path: Path) -> bool:
+    """Whether there is something at `path`; a link to a missing file counts, so that `require` gets to say so."""
+    return path.exists() or path.is_symlink()
+
+
+def require(path: Path) -> Path:
+    """`path` itself. Raises FileNotFoundError with what is there instead if it cannot be read."""
     if path.is_symlink() and not path.exists():
         raise FileNotFoundError(f"{path} is a link to a missing file (blob missing): download the model again.")
     if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name} (it holds {listing(path.parent)}).")
+        raise FileNotFoundError(f"{path.parent} has no {path.name} (it holds {listing(path.parent)}). "
+                                "Copy it from where the model came from.")
+    return path
+
+
+def read_json(path: Path) -> dict:
+    """The JSON object in `path`. Raises FileNotFoundError as `require`, ValueError if it is not a JSON object."""
+    require(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -7,7 +7,7 @@ plain text say which token that is. So the ids are those of the plain text, alwa
 """
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,7 +110,7 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
     Raises ValueError, naming the row, for a gold thought longer than `max_thought_tokens`.
     """
     prompt, offsets = tokenizer.encode_with_offsets(example.prompt)
-    answer = tokenizer.encode(" " + example.answer)
+    answer, answer_offsets = tokenizer.encode_with_offsets(" " + example.answer)
     if method == "cot":
         answer = [i for step in example.steps for i in tokenizer.encode(" " + step.text)] + answer
     ids = [*prompt, *answer, tokenizer.eos_id]
@@ -132,8 +132,9 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
             raise ValueError(f"{name or 'row'}: the gold thought of chunk {k} has {len(thought)} tokens, more than "
                              f"max_thought_tokens = {max_thought_tokens}. Raise it, or use smaller chunks.")
     thoughts = [[*thought, config.thought_end] for thought in thoughts[:complete]]
-    value = len(tokenizer.encode(" " + example.answer[:example.value_at].rstrip())) if example.value_at else 0
-    # The first value token is predicted at position prompt + value - 1; the last state enters with chunk last + 1.
+    # The token that holds the first value's first character (one further on, for the space before the answer) is
+    # predicted at position prompt + value - 1; the last state enters with chunk last + 1.
+    value = bisect_right([start for start, _ in answer_offsets], example.value_at + 1) - 1
     late = last is not None and (last + 1) * c > len(prompt) + value - 1
     return Row(ids, len(prompt), thoughts, without_target, late, name)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 
-from minits.files import listing
+from minits.files import require
 
 UNKNOWN = "<unk>"
 
@@ -31,10 +31,7 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, folder: Path, eos_ids: tuple[int, ...], pad_id: int) -> Tokenizer:
         """Reads folder/tokenizer.json. Raises FileNotFoundError or ValueError saying what is there instead."""
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise FileNotFoundError(f"{folder} has no tokenizer.json (it holds {listing(folder)}); "
-                                    "copy it from the model's page.")
+        path = require(folder / "tokenizer.json")
         try:
             return cls(path.read_text(encoding="utf-8"), eos_ids, pad_id)
         except Exception as error:  # the package raises bare Exception for a malformed file
@@ -54,9 +51,9 @@ class Tokenizer:
         encoded = self._encoder.encode(text, add_special_tokens=False)
         if self._unknown is not None and self._unknown in encoded.ids:
             start, end = encoded.offsets[encoded.ids.index(self._unknown)]
-            words = sorted({token.strip() for token in self._encoder.get_vocab() if not token.startswith("<")} - {""})
-            raise ValueError(f"the word {text[start:end]!r} is not in this small vocabulary, which has only: "
-                             f"{' '.join(words)}. Use these words, or a real model with --model.")
+            words = sorted(token for token in self._encoder.get_vocab() if not token.startswith("<"))
+            raise ValueError(f"the word {text[start:end]!r} is not in this small vocabulary, where a space belongs to "
+                             f"the word after it: {words}. Use these words, or a real model with --model.")
         return encoded.ids, encoded.offsets
 
     def decode(self, ids: list[int]) -> str:

@@ -149,7 +149,7 @@ def train_step(run: Run, rows: list[Row]) -> dict:
         raise TrainingError(
             f"step {run.step + 1}: loss {metrics['lm_loss']} (answer), {metrics['thought_loss']} (thoughts), gradient "
             f"norm {metrics['grad_norm']}, on rows {rows[0].name} … {rows[-1].name}. The weights are unchanged since "
-            "step " f"{run.step}. Lower --lr, or use --dtype float32.")
+            f"step {run.step}. Lower --lr, or use --dtype float32.")
     run.optimizer.step()
     run.step += 1
     return metrics
@@ -218,7 +218,7 @@ def train(run: Run, log=print) -> bool:
                 log(f"step {run.step}/{config.steps}  answer {metrics['lm_loss']:.4f}  thoughts "
                     f"{metrics['thought_loss']:.4f}  lr {metrics['lr']:.2e}  {run.seconds:.0f} s")
             if config.eval_every and run.step % config.eval_every == 0 and run.step < config.steps:
-                log(f"step {run.step}: " + describe(measure(run, (1, config.max_ops), config.eval_samples // 5)))
+                log(f"step {run.step}: " + describe(measure(run, (1, config.max_ops), max(config.eval_samples // 5, 1))))
             if config.save_every and run.step % config.save_every == 0:
                 save_checkpoint(run)
     if not config.no_save:
@@ -227,10 +227,10 @@ def train(run: Run, log=print) -> bool:
 
 
 def keep_metrics(path: Path, step: int) -> None:
-    """Drops metrics of steps that a resumed run will do again."""
+    """Drops the metrics of steps that a resumed run will do again: one line a step, the last one perhaps cut off."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_text(path, "".join(line for line in lines if json.loads(line)["step"] <= step))
+        write_text(path, "".join(lines[:step]))
 
 
 def measure(run: Run, operations: tuple[int, int], n: int, predictions: Path | None = None) -> Report:

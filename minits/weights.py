@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from minits.files import listing, new_folder, read_json
+from minits.files import listing, new_folder, present, read_json, require
 from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.thinking import ThinkingConfig, ThinkingStates
 from minits.tokenizer import Tokenizer
@@ -132,8 +132,9 @@ def download(hub_id: str, revision: str | None) -> Path:
         why = ("HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached")
         raise FileNotFoundError(f"{at} is not in the cache at {constants.HF_HUB_CACHE}, and {why}. Go online once, "
                                 "or give a local folder.") from error
-    except (errors.HfHubHTTPError, errors.HFValidationError, OSError) as error:
-        raise FileNotFoundError(f"{at} could not be downloaded: {str(error).splitlines()[0]} "
+    except Exception as error:  # the hub, the network and the disk each have errors of their own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FileNotFoundError(f"{at} could not be downloaded: {reason or type(error).__name__}. "
                                 "Try again later, or give a local folder.") from error
 
 
@@ -150,13 +151,13 @@ def checkpoint_of(folder: Path) -> Path:
 
 def read_about(folder: Path) -> dict:
     """thinking.json of a folder that we saved; empty for a plain Qwen2.5."""
-    return read_json(folder / "thinking.json") if (folder / "thinking.json").exists() else {}
+    return read_json(folder / "thinking.json") if present(folder / "thinking.json") else {}
 
 
 def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
     """(ids that end a text, first one first; id that pads) from generation_config.json, else config.json."""
     files = [read_json(folder / name) for name in ("generation_config.json", "config.json")
-             if (folder / name).exists()]
+             if present(folder / name)]
     eos = next((f["eos_token_id"] for f in files if f.get("eos_token_id") not in (None, [])), None)
     if eos is None:
         raise ValueError(f"{folder}: neither generation_config.json nor config.json names an eos_token_id; "
@@ -182,10 +183,13 @@ def blocked_ids(tokenizer: Tokenizer, vocab_size: int) -> torch.Tensor:
 def load_backbone(backbone: Qwen2ForCausalLM, folder: Path, dtype: torch.dtype, device: str | torch.device) -> None:
     """Fills a backbone (on the meta device) from the folder's single file or shards."""
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.exists() or single.is_symlink():
+    if present(single):
         files = [single]
-    elif index.exists():
-        names = sorted(set(read_json(index)["weight_map"].values()))
+    elif present(index):
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+            raise ValueError(f"{index} has no weight_map from tensors to files; download it again.")
+        names = sorted(set(weight_map.values()))
         files = [folder / name for name in names]
         if missing := [f.name for f in files if not f.exists()]:
             raise FileNotFoundError(f"{index} names shards that are not there: {', '.join(missing)}. "
@@ -240,10 +244,7 @@ def load_exactly(module: nn.Module, files: list[Path], dtype: torch.dtype, devic
 
 def check_file(path: Path) -> None:
     """Raises, naming the file, unless `path` is a whole safetensors file: no pointer, nothing cut off or appended."""
-    if path.is_symlink() and not path.exists():
-        raise FileNotFoundError(f"{path} is a link to a missing file (blob missing): download the model again.")
-    if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name} (it holds {listing(path.parent)}).")
+    require(path)
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(48)
@@ -255,12 +256,13 @@ def check_file(path: Path) -> None:
             file.seek(8)
             header = json.loads(file.read(min(length, size)))
             end = max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            whole = 8 + length + end
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError(f"{path} ({size} bytes) has no readable safetensors header: it is cut off or not a "
                              "safetensors file. Download it again.") from error
-    if size != 8 + length + end:
-        raise ValueError(f"{path} has {size} bytes, its header says {8 + length + end}: it is "
-                         f"{'cut off' if size < 8 + length + end else 'too long'}. Download it again.")
+    if size != whole:
+        raise ValueError(f"{path} has {size} bytes, its header says {whole}: it is "
+                         f"{'cut off' if size < whole else 'too long'}. Download it again.")
     try:
         safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:

@@ -124,6 +124,11 @@ def test_a_stream_gives_each_word_as_soon_as_it_is_whole():
     assert [stream.put(i) for i in tokenizer.encode("The coin starts")] == ["The", " coin", " starts"]
 
 
+def test_a_broken_character_does_not_hold_back_what_follows(tokenizer):
+    stream, half = tokenizer.stream(), tokenizer.encode("é")[0]
+    assert [stream.put(i) for i in [half, *tokenizer.encode("ab")]] == ["", UNFINISHED + "a", "b"]
+
+
 def test_a_stream_that_ends_inside_a_character_shows_what_is_left(tokenizer):
     stream = tokenizer.stream()
     first, *_ = tokenizer.encode("é")

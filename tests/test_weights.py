@@ -668,7 +668,7 @@ def no_hub(monkeypatch):
 
 @pytest.mark.parametrize("name", [
     "./no/such/folder", "../no-such-folder", "./typo", "/no/such/folder", "~/no-such-folder", "no/such/folder", "typo",
-    "runs/typo", Path("org/name"), "org/name/", "C:\\models\\qwen"])
+    "runs/typo", ".cache/typo", Path("org/name"), "org/name/", "C:\\models\\qwen"])
 def test_what_looks_like_a_path_is_never_sent_to_the_hub(tmp_path, monkeypatch, no_hub, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
@@ -715,7 +715,7 @@ def http(kind: type, text: str) -> Exception:
     (http(errors.RepositoryNotFoundError, "401"), FileNotFoundError, "org/name.*no such repository.*spelling"),
     (http(errors.RevisionNotFoundError, "404"), FileNotFoundError, "org/name at revision v1: no such rev.*--revision"),
     (http(errors.GatedRepoError, "403"), ValueError, "org/name.*gated.*log in"),
-    (http(errors.HfHubHTTPError, "500 Server Error\nlong"), FileNotFoundError, "org/name.*500 Server Error Try again"),
+    (http(errors.HfHubHTTPError, "500 Server Error\nlong"), FileNotFoundError, "org/name.*500 Server Error. Try again"),
     (errors.LocalEntryNotFoundError("gone"), FileNotFoundError, "org/name.*not in the cache at .*cannot be reached"),
     (errors.HFValidationError("bad id"), FileNotFoundError, "org/name.*bad id"),
     (OSError(28, "No space left on device"), FileNotFoundError, "org/name.*No space left on device"),
@@ -850,6 +850,14 @@ def test_a_kill_inside_a_save_leaves_the_old_checkpoint_as_the_newest(tmp_path):
     assert checkpoint_of(tmp_path / "run") == old
     save(model, tokenizer, old.with_name("step-000002"), ABOUT)  # what was left behind is in nobody's way
     assert checkpoint_of(tmp_path / "run").name == "step-000002"
+
+
+def test_what_a_killed_process_of_the_same_number_left_behind_does_not_get_into_a_save(tmp_path):
+    left = tmp_path / f"run.{os.getpid()}.tmp"
+    left.mkdir()
+    (left / "model-00001-of-00002.safetensors").write_bytes(b"half a file")
+    assert sorted(contents(trained_folder(tmp_path / "run"))) == sorted(contents(trained_folder(tmp_path / "other")))
+    assert not left.exists()
 
 
 def test_an_existing_model_is_never_overwritten(tmp_path):
