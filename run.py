@@ -70,7 +70,10 @@ def main(arguments: list[str] | None = None) -> int:
     config, command, _ = COMMANDS[name]
     try:
         result, status = command(config(**given), frozenset(given))
-    except (ValueError, FileNotFoundError, TrainingError) as error:
+    except BrokenPipeError:  # the reader (head, less) has gone
+        sys.stderr.close()
+        return 141
+    except (ValueError, OSError, TrainingError) as error:
         if traceback:
             raise
         print(f"run.py {name}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -78,9 +81,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"run.py {name}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader (head, less) has gone
-        sys.stderr.close()
-        return 141
     if given.get("json"):
         print(json.dumps(result), flush=True)
     return status

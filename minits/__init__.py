@@ -13,9 +13,9 @@ Paper symbol -> code (the README's table adds values and deviations):
     L_LM, L_T  Losses.lm, Losses.thought             Algorithm 1  prefill.prefill_speculative
     Z*_k     Row.thoughts                            <T>  supervision.MARKER
 
-Reading order: qwen.py, cache.py, thinking.py, prefill.py, generate.py, supervision.py, train.py.
+Reading order: qwen.py, cache.py, thinking.py, prefill.py, generation.py, supervision.py, train.py.
 """
-from minits.generate import GenerationConfig, GenerationResult, generate, generate_ids, stream_ids
+from minits.generation import GenerationConfig, GenerationResult, generate, generate_ids, stream_ids
 from minits.thinking import Thought, ThinkingConfig, ThinkingStates
 from minits.weights import load, save
 

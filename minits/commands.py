@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from shlex import quote
 
 import torch
 
@@ -17,7 +18,7 @@ from minits import evaluate as evaluation
 from minits.config import (RECIPES, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
                            resolve_train, task_options)
 from minits.files import listing, write_text
-from minits.generate import GenerationConfig, GenerationResult, generate_ids
+from minits.generation import GenerationConfig, GenerationResult, generate_ids
 from minits.records import record
 from minits.supervision import encode_example, render_marked
 from minits.tasks import TASKS, draw_example, make_task
@@ -25,7 +26,7 @@ from minits.thinking import ThinkingConfig, ThinkingStates
 from minits.tiny import ASSETS, tiny_tokenizer
 from minits.tokenizer import Tokenizer
 from minits.train import read_run, run_training
-from minits.weights import checkpoint_of, load, read_about, resolve, special_ids
+from minits.weights import checkpoint_of, finished_checkpoints, load, read_about, resolve, special_ids
 
 RUNS = Path("runs")
 SHIPPED = ASSETS / "parity"
@@ -55,17 +56,17 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"--out {folder} exists (it holds {listing(folder)}). Nothing is overwritten: name another "
                              "folder, or continue a run there with --resume.")
-    note(f"run folder {folder}")
-    note("settings " + json.dumps(asdict(config)))
-    figures = run_training(config, folder, log=lambda text: print(text, flush=True))
+    figures = run_training(config, folder, log=lambda text: print(text, flush=True), note=note)
     if figures.get("interrupted"):
-        note(f"interrupted after step {figures['step']}; continue with: run.py train {config.task} --out {folder} --resume")
+        again = f"continue with: python run.py train {config.task} --out {quote(str(folder))} --resume"
+        note(f"interrupted after step {figures['step']}; " + ("nothing was saved (--no-save)" if config.no_save else again))
         return figures, 130
     line = record(figures | {"settings": asdict(config)}, device=config.device, seed=config.seed)
     write_text(folder / "record.json", json.dumps(line) + "\n")
     print(f"{config.method} on {config.task}: in distribution {figures['accuracy_id']:.2%}, longer "
           f"{figures['accuracy_ood']:.2%}; {figures['steps']} steps in {figures['train_seconds']:.0f} s on "
-          f"{line['machine']}; see it think: python run.py infer --run {folder}", flush=True)
+          f"{line['machine']}" + ("" if config.no_save else f"; look: python run.py infer --run {quote(str(folder))}"),
+          flush=True)
     return line, 0
 
 
@@ -84,9 +85,9 @@ def newest_run(task: str | None = None) -> Path:
     """The run folder in runs/ that was saved to last, of `task` if one is named."""
     found = []
     for folder in RUNS.glob("*/"):
-        checkpoints = [p for p in folder.glob("checkpoints/step-*") if not p.name.endswith(".tmp")]
+        checkpoints = finished_checkpoints(folder)
         if checkpoints and (task is None or read_run(folder).task == task):
-            found.append((max(p.stat().st_mtime for p in checkpoints), folder))
+            found.append((checkpoints[-1].stat().st_mtime, folder))
     if not found:
         raise FileNotFoundError(f"no run{' of ' + task if task else ''} with a checkpoint in {RUNS.absolute()} (it holds "
                                 f"{listing(RUNS)}). Train one with: python run.py train {task or 'parity'}")
@@ -116,19 +117,24 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
     model, tokenizer = load(source, getattr(torch, dtype), device, revision=config.revision, **choices)
     about = read_about(checkpoint_of(resolve(source, config.revision)))
+    if config.think == "on" and not model.thinks:
+        raise ValueError(f"--think on: {source} was trained with the method {about['method']} and has no T and C; "
+                         "leave --think out, or name a run of the method thinking.")
     think = model.thinks and (config.think == "on" or (config.think == "auto" and bool(about)))
-    note(f"model {source}: {describe_model(about)}" + ("" if think else "; plain decoding, no thoughts"))
-    if not about and think:
-        note("T and C are untrained copies of the model's own layers: their thoughts mean nothing yet.")
     task = TASKS[about["task"]]() if about.get("task") in TASKS else TASKS["parity"]()
     example = None
     if prompts is None:
         example = draw_example(task, seed=0, split="demo", index=0, operations=(5, 5))
         prompts = [example.prompt]
-        note("no prompt given: a built-in example")
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     options = GenerationConfig(max_new_tokens=config.max_new_tokens, prefill=config.prefill, draft=config.draft,
                                max_thought_tokens=config.max_thought_tokens, think=think)
+    options.check(model, ids)  # all of them, before the first answer
+    note(f"model {source}: {describe_model(about)}" + ("" if think else "; plain decoding, no thoughts"))
+    if think and not about:
+        note("T and C are untrained copies of the model's own layers: their thoughts mean nothing yet.")
+    if example:
+        note("no prompt given: a built-in example")
     outputs = []
     for prompt, row in zip(prompts, ids):
         started = time.perf_counter()
@@ -235,24 +241,26 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
     for name in ("samples", "max_ops", "batch_size", *(["min_ops"] if config.min_ops is not None else [])):
         if getattr(config, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least 1.")
+    if config.out and not Path(config.out).absolute().parent.is_dir():
+        raise FileNotFoundError(f"--out {config.out}: its folder does not exist; make it first, or name another file.")
     folder = local(config.run) if config.run else default_run()
     device, dtype = resolve_device(config.device, config.dtype)
     model, tokenizer = load(folder, getattr(torch, dtype), device)
     about = read_about(checkpoint_of(folder))
-    if about.get("task") not in (None, config.task):
-        note(f"{folder} was trained on {about['task']}; evaluating it on {config.task} all the same.")
     trained = read_run(folder) if (folder / "run.json").exists() else None
-    options = (task_options(trained) if trained else {}) | task_options(config)
-    task = make_task(config.task, **options)
+    task = make_task(config.task, **((task_options(trained) if trained else {}) | task_options(config)))
     lengths = (config.min_ops or min(about.get("max_ops", 1), config.max_ops), config.max_ops)
     if lengths[0] > lengths[1]:
         raise ValueError(f"--min-ops {lengths[0]} is more than --max-ops {lengths[1]}; exchange them.")
     rows = evaluation.draw_rows(task, tokenizer, model, method=about.get("method", "thinking"), seed=config.seed,
                                 n=config.samples, operations=lengths, max_thought_tokens=config.max_thought_tokens)
+    options = evaluation.options(model, rows, prefill=config.prefill, draft=config.draft,
+                                 max_thought_tokens=config.max_thought_tokens)
     note(f"model {folder}: {describe_model(about)}")
-    report = evaluation.evaluate(
-        model, tokenizer, task, rows, batch_size=config.batch_size, prefill=config.prefill, draft=config.draft,
-        max_thought_tokens=config.max_thought_tokens, predictions=Path(config.out) if config.out else None)
+    if about.get("task") not in (None, config.task):
+        note(f"it was trained on {about['task']}; evaluating it on {config.task} all the same.")
+    report = evaluation.evaluate(model, tokenizer, task, rows, options, batch_size=config.batch_size,
+                                 predictions=Path(config.out) if config.out else None)
     print(evaluation.describe(report), flush=True)
     return record(asdict(report), device=device, seed=config.seed), 0
 

@@ -148,11 +148,15 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
         chosen["extract_after"] = 3
     device, dtype = resolve_device(config.device, config.dtype)
     config = replace(config, **chosen, device=device, dtype=dtype)
+    if dtype == "float64":
+        raise ValueError("--dtype float64: training computes in float32 or bfloat16, on float32 weights.")
+    if config.lr is not None and not 0 < config.lr <= 1e30:
+        raise ValueError(f"--lr {config.lr}: must be a positive number (at most 1e30).")
     if config.method not in METHODS:
         raise ValueError(f"--method {config.method!r} is not known; use one of {', '.join(METHODS)}.")
     least = {"max_ops": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "max_thought_tokens": 1,
              "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
-             "inject_after": 0, "lr": 0.0, "clip": 0.0}
+             "inject_after": 0, "clip": 0.0}
     for name, low in least.items():
         value = getattr(config, name)
         if value is not None and not value >= low:

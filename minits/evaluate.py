@@ -11,7 +11,7 @@ from statistics import median
 from tqdm import tqdm
 
 from minits.files import write_text
-from minits.generate import GenerationConfig, GenerationResult, generate_ids
+from minits.generation import GenerationConfig, GenerationResult, generate_ids
 from minits.supervision import Example, Row, encode_example
 from minits.tasks import Task, draw_example, extract_answer
 from minits.thinking import ThinkingStates
@@ -53,21 +53,29 @@ def draw_rows(task: Task, tokenizer: Tokenizer, model: ThinkingStates, *, method
                                      max_thought_tokens=max_thought_tokens)) for i, example in enumerate(examples)]
 
 
-def evaluate(model: ThinkingStates, tokenizer: Tokenizer, task: Task, rows: Sequence[tuple[Example, Row]], *,
-             batch_size: int = 64, prefill: str = "sequential", draft: str = "trivial", max_thought_tokens: int = 64,
-             predictions: Path | None = None, quiet: bool = False) -> Report:
-    """Generates an answer for each of `rows` and scores it against the example's, exactly.
+def options(model: ThinkingStates, rows: Sequence[tuple[Example, Row]], *, prefill: str = "sequential",
+            draft: str = "trivial", max_thought_tokens: int = 64) -> GenerationConfig:
+    """How to generate answers for `rows`; raises ValueError if one does not fit the model.
 
     Sequential prefill is the default: in state tracking nearly every chunk thinks, so there is little to speculate on.
-    `predictions`: JSON lines with prompt, answer, thoughts and verdict of every row.
+    There is room for the longest right answer and a little more for one that goes wrong; the same for every row, so
+    that no answer depends on which rows it shares a batch with.
     """
-    # Room for the longest right answer and a little more for one that goes wrong; the same for every row, so that no
-    # answer depends on which rows it shares a batch with.
-    longest = max(row.prompt_length for _, row in rows)
     room = max(len(row.ids) - row.prompt_length for _, row in rows) + 8
-    config = GenerationConfig(
-        max_new_tokens=max(1, min(room, model.backbone.config.max_position_embeddings - longest + 1)),
-        prefill=prefill, draft=draft, max_thought_tokens=max_thought_tokens)
+    left = model.backbone.config.max_position_embeddings - max(row.prompt_length for _, row in rows) + 1
+    config = GenerationConfig(max_new_tokens=max(1, min(room, left)), prefill=prefill, draft=draft,
+                              max_thought_tokens=max_thought_tokens)
+    config.check(model, [row.ids[:row.prompt_length] for _, row in rows])
+    return config
+
+
+def evaluate(model: ThinkingStates, tokenizer: Tokenizer, task: Task, rows: Sequence[tuple[Example, Row]],
+             config: GenerationConfig, *, batch_size: int = 64, predictions: Path | None = None,
+             quiet: bool = False) -> Report:
+    """Generates an answer for each of `rows` and scores it against the example's, exactly.
+
+    `config`: from `options`. `predictions`: JSON lines with prompt, answer, thoughts and verdict of every row.
+    """
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))  # rows of a batch alike in length
     results: dict[int, GenerationResult] = {}
     for start in tqdm(range(0, len(order), batch_size), desc="evaluate", unit="batch", leave=False,

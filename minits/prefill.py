@@ -1,7 +1,7 @@
 """Reading a prompt (paper, section 3.3 and appendix A.2): sequential and speculative prefill.
 
 `prefill_sequential` is the definition. `prefill_speculative` must give the same thoughts, cache and logits, faster.
-Both take a batch of prompts of any lengths and return a `Reading`, from which generate.py decodes the answers.
+Both take a batch of prompts of any lengths and return a `Reading`, from which generation.py decodes the answers.
 """
 from __future__ import annotations
 

@@ -91,6 +91,9 @@ def steps_to_tokens(offsets: Sequence[tuple[int, int]], steps: Sequence[Step]) -
         if step.position < max(previous, 0):
             raise ValueError(f"step {step.text!r} stands at character {step.position}, before its predecessor at "
                              f"{previous}; steps must follow the order of the text.")
+        if step.position > offsets[-1][1] + 1:
+            raise ValueError(f"step {step.text!r} stands at character {step.position}, past the end of the prompt; "
+                             "a step belongs to a character of the prompt.")
         spill = spill + 1 if step.position == previous else 0
         previous = step.position
         # The last token that starts before the marker; where several share the character (parts of one multi-byte

@@ -8,6 +8,7 @@ optimizer and step number are all that a checkpoint needs for an exact resume.
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import signal
@@ -23,14 +24,15 @@ import torch
 from tqdm import tqdm
 
 from minits.config import TrainConfig, task_options
-from minits.evaluate import Report, describe, draw_rows, evaluate
-from minits.files import new_folder, read_json, write_text
+from minits.evaluate import Report, describe, draw_rows, evaluate, options
+from minits.files import new_folder, read_json, require, write_text
+from minits.generation import GenerationConfig
 from minits.supervision import Row, collate, encode_example
 from minits.tasks import Task, draw_example, make_task
 from minits.thinking import ThinkingStates
 from minits.tiny import make_tiny
 from minits.tokenizer import Tokenizer
-from minits.weights import load, write_model
+from minits.weights import finished_checkpoints, load, write_model
 
 POOL = 8  # steps whose rows are drawn together and sorted by length, so that rows of a batch need little padding
 
@@ -59,8 +61,7 @@ class Run:
 def set_up(config: TrainConfig, folder: Path) -> Run:
     """Model, task and optimizer for a resolved `config`; the newest checkpoint of `folder` if there is one."""
     task = make_task(config.task, **task_options(config))
-    checkpoints = sorted(folder.glob("checkpoints/step-*"))
-    checkpoints = [p for p in checkpoints if not p.name.endswith(".tmp")]
+    checkpoints = finished_checkpoints(folder)
     thinks = config.method == "thinking"
     if checkpoints:
         model, tokenizer = load(checkpoints[-1])
@@ -78,7 +79,7 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
                                   fused=config.device.startswith("cuda"))
     run = Run(config, folder, model, tokenizer, task, optimizer)
     if checkpoints:
-        state = torch.load(checkpoints[-1] / "training_state.pt", map_location=config.device, weights_only=True)
+        state = read_state(checkpoints[-1] / "training_state.pt", config.device)
         optimizer.load_state_dict(state["optimizer"])
         run.step, run.seconds = state["step"], state["seconds"]
     return run
@@ -104,6 +105,10 @@ def draw_pool(run: Run, pool: int) -> list[list[Row]]:
         draw_example(run.task, seed=config.seed, split="train", index=i, operations=(1, config.max_ops)),
         run.tokenizer, run.model.config, method=config.method, max_thought_tokens=config.max_thought_tokens,
         name=f"training row {i}") for i in indices]
+    limit = run.model.backbone.config.max_position_embeddings
+    if too_long := [row for row in rows if len(row.ids) - 1 > limit]:
+        raise ValueError(f"{too_long[0].name} has {len(too_long[0].ids)} tokens, the model has {limit} positions "
+                         "(max_position_embeddings). Lower --max-ops.")
     rows.sort(key=lambda row: len(row.ids))
     batches = [rows[i:i + size] for i in range(0, len(rows), size)]
     random.Random(f"{config.seed}/pool/{pool}").shuffle(batches)
@@ -174,6 +179,15 @@ def save_checkpoint(run: Run) -> Path:
     return target
 
 
+def read_state(path: Path, device: str) -> dict:
+    """Optimizer and step of a checkpoint. Raises ValueError naming the file if it is damaged."""
+    try:
+        return torch.load(require(path), map_location=device, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged ({str(error).splitlines()[0]}); the weights beside it are whole, but an "
+                         "exact resume is not possible. Start a new run.") from error
+
+
 @contextmanager
 def deferred_interrupt() -> Iterator[list[int]]:
     """Ctrl-C and termination are noted in the list that is given, so that a step is never left half done.
@@ -219,7 +233,7 @@ def train(run: Run, log=print) -> bool:
                     f"{metrics['thought_loss']:.4f}  lr {metrics['lr']:.2e}  {run.seconds:.0f} s")
             if config.eval_every and run.step % config.eval_every == 0 and run.step < config.steps:
                 log(f"step {run.step}: " + describe(measure(run, (1, config.max_ops), max(config.eval_samples // 5, 1))))
-            if config.save_every and run.step % config.save_every == 0:
+            if config.save_every and run.step % config.save_every == 0 and not config.no_save:
                 save_checkpoint(run)
     if not config.no_save:
         save_checkpoint(run)
@@ -233,28 +247,41 @@ def keep_metrics(path: Path, step: int) -> None:
         write_text(path, "".join(lines[:step]))
 
 
+def evaluation_set(run: Run, operations: tuple[int, int], n: int) -> tuple[list, GenerationConfig]:
+    """`n` examples with `operations` (least, most), encoded, and how to answer them; raises if one does not fit."""
+    config = run.config
+    rows = draw_rows(run.task, run.tokenizer, run.model, method=config.method, seed=config.seed, n=n,
+                     operations=operations, max_thought_tokens=config.max_thought_tokens)
+    return rows, options(run.model, rows, max_thought_tokens=config.max_thought_tokens)
+
+
 def measure(run: Run, operations: tuple[int, int], n: int, predictions: Path | None = None) -> Report:
     """Free-running evaluation of the model as it is now, on `n` examples with `operations` (least, most)."""
-    config, model = run.config, run.model
-    rows = draw_rows(run.task, run.tokenizer, model, method=config.method, seed=config.seed, n=n,
-                     operations=operations, max_thought_tokens=config.max_thought_tokens)
-    model.eval()
-    report = evaluate(model, run.tokenizer, run.task, rows, max_thought_tokens=config.max_thought_tokens,
-                      predictions=predictions)
-    model.train()
+    rows, config = evaluation_set(run, operations, n)
+    run.model.eval()
+    report = evaluate(run.model, run.tokenizer, run.task, rows, config, predictions=predictions)
+    run.model.train()
     return report
 
 
-def run_training(config: TrainConfig, folder: Path, log=print) -> dict:
-    """`train` and the final evaluations; returns the figures, which run.json and record.json keep as well."""
+def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> dict:
+    """`train` and the final evaluations; returns the figures. `log` takes results, `note` remarks."""
     run = set_up(config, folder)
+    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
+    # What cannot be trained or evaluated is refused before the first step, and before anything is written.
+    draw_pool(run, 0)
+    try:
+        evaluation_set(run, longer, config.eval_samples)
+    except ValueError as error:
+        raise ValueError(f"--eval-max-ops {config.eval_max_ops}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
+    note(f"run folder {folder}")
+    note("settings " + json.dumps(asdict(config)))
     write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
     if not train(run, log):
         return {"interrupted": True, "step": run.step, "run": str(folder)}
     known = measure(run, (1, config.max_ops), config.eval_samples, folder / "predictions_id.jsonl")
     log(f"in distribution (1 … {config.max_ops} operations): " + describe(known))
-    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
     ood = measure(run, longer, config.eval_samples, folder / "predictions_ood.jsonl")
     log(f"longer ({longer[0]} … {longer[1]} operations): " + describe(ood))
     return {"accuracy_id": known.accuracy, "accuracy_ood": ood.accuracy, "steps": run.step,

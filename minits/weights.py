@@ -61,11 +61,19 @@ def load(folder_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, devic
             model.copy_blocks()
     tokenizer = Tokenizer.from_folder(folder, eos_ids, pad_id)
     model.blocked = blocked_ids(tokenizer, config.vocab_size).to(device)
+    if unknown := [i for i in eos_ids if model.blocked[i]]:
+        raise ValueError(f"{folder}: the id {unknown[0]} that ends a text is no token of tokenizer.json, so nothing would "
+                         "ever end. Use the tokenizer and generation_config.json of one and the same checkpoint.")
     return model.eval(), tokenizer
 
 
 def save(model: ThinkingStates, tokenizer: Tokenizer, folder: Path, about: dict) -> None:
-    """Writes a new model folder at once or not at all. `about`: method and origin, for thinking.json."""
+    """Writes a new model folder at once or not at all. `about`: method and origin, for thinking.json.
+
+    Raises ValueError if there is something at `folder` already.
+    """
+    if present(folder):
+        raise ValueError(f"{folder} exists (it holds {listing(folder)}); nothing is overwritten. Name a new folder.")
     with new_folder(folder) as target:
         write_model(model, tokenizer, target, about)
 
@@ -140,13 +148,18 @@ def download(hub_id: str, revision: str | None) -> Path:
 
 def checkpoint_of(folder: Path) -> Path:
     """The model folder: `folder` itself, or the newest checkpoint of a run folder."""
-    steps = sorted(p for p in folder.glob("checkpoints/step-*") if not p.name.endswith(".tmp"))
-    if steps:
+    if steps := finished_checkpoints(folder):
         return steps[-1]
     if (folder / "run.json").exists():
         raise FileNotFoundError(f"{folder} is a run without a finished checkpoint (it holds {listing(folder)}). "
                                 "Train it longer, or name another run.")
     return folder
+
+
+def finished_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder, oldest first; what a kill left half written is passed over."""
+    found = [p for p in folder.glob("checkpoints/step-*") if p.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
 def read_about(folder: Path) -> dict:

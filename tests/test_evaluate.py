@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minits.evaluate import Report, describe, draw_rows, evaluate, summarise, verdict, wilson
-from minits.generate import GenerationResult, generate_ids
+from minits.evaluate import Report, describe, draw_rows, evaluate, options, summarise, verdict, wilson
+from minits.generation import GenerationResult, generate_ids
 from minits.supervision import Example, Row
 from minits.tasks import draw_example, extract_answer, make_task
 from minits.tiny import make_tiny, tiny_tokenizer
@@ -28,15 +28,23 @@ def model():
     return make_tiny(seed=0, window=16, thinks=True, chunk_size=4)[0].double().eval()
 
 
+def drawn(model, n: int, *, task=PARITY, method: str = "thinking", operations: tuple[int, int] = (1, 4),
+          seed: int = 0) -> list[tuple[Example, Row]]:
+    """`n` examples with their encodings."""
+    return draw_rows(task, TOKENIZER, model, method=method, seed=seed, n=n, operations=operations,
+                     max_thought_tokens=64)
+
+
 @pytest.fixture(scope="module")
 def rows(model) -> list[tuple[Example, Row]]:
-    return draw_rows(PARITY, TOKENIZER, model, method="thinking", seed=0, n=12, operations=(1, 4), max_thought_tokens=LIMIT)
+    return drawn(model, 12)
 
 
-def evaluated(model, rows, folder: Path, task=PARITY, **options) -> tuple[Report, list[dict]]:
+def evaluated(model, rows, folder: Path, task=PARITY, batch_size=64, **how) -> tuple[Report, list[dict]]:
     """The report and the lines of the predictions file."""
     path = folder / "predictions.jsonl"
-    report = evaluate(model, TOKENIZER, task, rows, max_thought_tokens=LIMIT, predictions=path, quiet=True, **options)
+    config = options(model, rows, max_thought_tokens=LIMIT, **how)
+    report = evaluate(model, TOKENIZER, task, rows, config, batch_size=batch_size, predictions=path, quiet=True)
     return report, [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -45,22 +53,23 @@ def ids(text: str) -> list[int]:
 
 
 def judged(said: str, thoughts: list[str], *, answer: str = "The final state of the coin is heads.",
-           gold: list[str], stop_reason: str = "eos") -> dict:
+           gold: list[str]) -> dict:
     """The verdict on a model that said and thought that, against `answer` and `gold`."""
     result = GenerationResult(
-        ids=[*ids(said and " " + said), TOKENIZER.eos_id], thought_ids=[[*ids(z), TOKENIZER.eos_id] for z in thoughts], rounds=1,
-        nontrivial=0, stop_reason=stop_reason, cut_thoughts=[], chunk_passes=1, accepted=[1])
+        ids=[*ids(said and " " + said), TOKENIZER.eos_id],
+        thought_ids=[[*ids(z), TOKENIZER.eos_id] for z in thoughts], rounds=1, nontrivial=0, stop_reason="eos",
+        cut_thoughts=[], chunk_passes=1, accepted=[1])
     row = Row([3, 4, 5], 2, [[*ids(z), TOKENIZER.eos_id] for z in gold])
     return verdict(PARITY, TOKENIZER, Example("The coin", (), answer, size=2), row, result)
 
 
 def line(**changes) -> dict:
     """A line of predictions with three gold chunks, all right, unless `changes` say otherwise."""
-    return {"operations": 5, "correct": True, "gold_thoughts": ["", " heads", ""], "thoughts_right": 3, "first_wrong": None,
-            "late": False, "rounds": 3, "nontrivial": 1, "stop_reason": "eos"} | changes
+    return {"operations": 5, "correct": True, "gold_thoughts": ["", " heads", ""], "thoughts_right": 3,
+            "first_wrong": None, "late": False, "rounds": 3, "nontrivial": 1, "stop_reason": "eos"} | changes
 
 
-# -- the interval --------------------------------------------------------------------------------------------------------
+# -- the interval ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("right", "n", "low", "high"), [
@@ -83,7 +92,7 @@ def test_wilson_interval_of_nothing_is_everything():
     assert wilson(0, 0) == (0.0, 1.0)
 
 
-# -- gold is only compared with ------------------------------------------------------------------------------------------
+# -- gold is only compared with ----------------------------------------------------------------------------------------
 
 
 def corrupted(rows: list[tuple[Example, Row]]) -> list[tuple[Example, Row]]:
@@ -122,13 +131,13 @@ def test_the_answer_part_of_a_row_is_never_read(model, rows, tmp_path):
     assert evaluated(model, wrong, tmp_path)[1] == evaluated(model, rows, tmp_path)[1]
 
 
-# -- batches and streams -------------------------------------------------------------------------------------------------
+# -- batches and streams -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["thinking", "cot"])
 @pytest.mark.parametrize("batch_size", [3, 8])
 def test_predictions_do_not_depend_on_the_batch_size(method, batch_size, model, tmp_path):
-    rows = draw_rows(PARITY, TOKENIZER, model, method=method, seed=0, n=12, operations=(1, 4), max_thought_tokens=LIMIT)
+    rows = drawn(model, 12, method=method)
     assert evaluated(model, rows, tmp_path, batch_size=batch_size) == evaluated(model, rows, tmp_path, batch_size=1)
 
 
@@ -150,28 +159,26 @@ def test_speculative_prefill_gives_the_same_report_apart_from_rounds(draft, mode
 
 
 def test_all_methods_are_asked_the_same_prompts(model):
-    asked = {method: [example for example, _ in draw_rows(
-        PARITY, TOKENIZER, model, method=method, seed=3, n=5, operations=(10, 40), max_thought_tokens=64)]
-        for method in ("thinking", "no-cot", "cot")}
-    assert asked["thinking"] == asked["no-cot"] == asked["cot"]
+    thinking, no_cot, cot = ([example for example, _ in drawn(model, 5, method=method, operations=(10, 40), seed=3)]
+                             for method in ("thinking", "no-cot", "cot"))
+    assert thinking == no_cot == cot
 
 
 def test_evaluation_asks_other_prompts_than_training(model):
-    asked = {example.prompt for example, _ in draw_rows(
-        PARITY, TOKENIZER, model, method="thinking", seed=0, n=50, operations=(20, 40), max_thought_tokens=64)}
+    asked = {example.prompt for example, _ in drawn(model, 50, operations=(20, 40))}
     trained = {draw_example(PARITY, seed=0, split="train", index=i, operations=(20, 40)).prompt for i in range(200)}
     assert len(asked) == 50 and not asked & trained
 
 
 def test_prompt_beyond_the_models_positions_is_refused_with_its_length(model):
-    rows = draw_rows(PARITY, TOKENIZER, model, method="thinking", seed=0, n=1, operations=(400, 400), max_thought_tokens=8)
+    rows = drawn(model, 1, operations=(400, 400))
     length = rows[0][1].prompt_length
     assert length > 2048
     with pytest.raises(ValueError, match=f"{length}.*2048"):
-        evaluate(model, TOKENIZER, PARITY, rows, quiet=True)
+        options(model, rows)
 
 
-# -- verdicts ------------------------------------------------------------------------------------------------------------
+# -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
 def test_predictions_file_is_json_lines_with_the_verdict_of_every_row(model, rows, tmp_path):
@@ -219,7 +226,7 @@ def test_chunks_beyond_the_gold_ones_count_neither_way():
     assert summarise([found]).thought_accuracy == 1.0
 
 
-# -- the report ----------------------------------------------------------------------------------------------------------
+# -- the report --------------------------------------------------------------------------------------------------------
 
 
 def test_buckets_hold_twenty_operations_each():
@@ -237,8 +244,8 @@ def test_thought_accuracy_is_over_chunks_and_not_over_rows():
 
 
 def test_first_wrong_thoughts_are_reported_by_chunk_and_by_share_of_the_way():
-    records = [line(), *(line(first_wrong=k, gold_thoughts=[""] * n, thoughts_right=k) for k, n in ((1, 4), (2, 4), (9, 10)))]
-    assert summarise(records).first_wrong == {"rows": 3, "median_chunk": 2, "median_share": 0.5}
+    wrong = [line(first_wrong=k, gold_thoughts=[""] * n, thoughts_right=k) for k, n in ((1, 4), (2, 4), (9, 10))]
+    assert summarise([line(), *wrong]).first_wrong == {"rows": 3, "median_chunk": 2, "median_share": 0.5}
 
 
 def test_shares_of_late_and_unfinished_rows_and_means_are_over_all_rows():
@@ -249,8 +256,7 @@ def test_shares_of_late_and_unfinished_rows_and_means_are_over_all_rows():
 
 def test_baselines_have_no_thought_figures(tmp_path):
     plain = make_tiny(seed=0, window=None, thinks=False)[0].eval()
-    rows = draw_rows(PARITY, TOKENIZER, plain, method="no-cot", seed=0, n=3, operations=(1, 4), max_thought_tokens=LIMIT)
-    report, lines = evaluated(plain, rows, tmp_path)
+    report, lines = evaluated(plain, drawn(plain, 3, method="no-cot"), tmp_path)
     assert report.thought_accuracy is report.thoughts_all_right is report.first_wrong is None
     assert [said["thoughts"] for said in lines] == [[], [], []]
 
@@ -263,7 +269,7 @@ def test_description_names_the_interval_and_the_thought_accuracy_beside_the_accu
     assert "first wrong thought: 1 rows, median chunk 2" in text
 
 
-# -- extraction ----------------------------------------------------------------------------------------------------------
+# -- extraction --------------------------------------------------------------------------------------------------------
 
 OPENING = PARITY.opening
 
@@ -284,7 +290,7 @@ def test_chain_of_thought_before_the_answer_does_not_make_it_wrong():
 @pytest.mark.parametrize("name", ["parity", "vars"])
 def test_gold_chain_of_thought_gives_back_its_own_answer(name, model):
     task = make_task(name)
-    for example, row in draw_rows(task, TOKENIZER, model, method="cot", seed=0, n=5, operations=(1, 9), max_thought_tokens=64):
+    for example, row in drawn(model, 5, task=task, method="cot", operations=(1, 9)):
         written = TOKENIZER.decode(TOKENIZER.without_eos(row.ids[row.prompt_length:]))
         assert len(example.steps) > 0 and written.strip() != example.answer
         assert extract_answer(written, task.opening) == example.answer

@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, note, strategies as st
 from strategies import DEVICES, Shape, biases, build, prompts, shapes, steer
 
-from minits.generate import generate_ids
+from minits.generation import generate_ids
 from minits.prefill import prefill_sequential, prefill_speculative
 
 DRAFTS = ("trivial", "carry")

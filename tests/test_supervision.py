@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from minits.generate import generate
+from minits.generation import generate
 from minits.supervision import (MARKER, METHODS, OVERFLOW_SEPARATOR, Example, Step, encode_example, parse_marked,
                                 render_marked, steps_to_tokens)
 from minits.tasks import TASKS, draw_example, make_task
@@ -229,7 +229,7 @@ def test_generation_reads_the_same_prompt_ids_as_training(tokenizer, monkeypatch
     example = Example("e\u0301 <|endoftext|> ", (), "x")
     row = encode_example(example, tokenizer, chunks_of(4))
     seen = []
-    module = import_module("minits.generate")  # the package's attribute of that name is the function
+    module = import_module("minits.generation")  # the package's attribute of that name is the function
     monkeypatch.setattr(module, "generate_ids", lambda model, prompts, **options: seen.extend(prompts) or [])
     generate(build(Shape()), tokenizer, [example.prompt])
     assert seen == [row.ids[:row.prompt_length]]

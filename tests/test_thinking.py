@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, strategies as st
 from strategies import Shape, biases, build, prompts, shapes, steer, training_rows
 
-from minits.generate import generate_ids
+from minits.generation import generate_ids
 from minits.prefill import prefill_sequential
 from minits.supervision import Row, collate
 

@@ -98,7 +98,7 @@ def checkpoints_in(folder: Path) -> list[str]:
     return sorted(p.name for p in (folder / "checkpoints").iterdir())
 
 
-# -- the loss ------------------------------------------------------------------------------------------------------------
+# -- the loss ----------------------------------------------------------------------------------------------------------
 
 
 def sums(model: ThinkingStates, rows: list[Row]) -> torch.Tensor:
@@ -171,7 +171,8 @@ def test_sliced_cross_entropy_equals_the_plain_one_in_value_and_gradient(count, 
     hidden = torch.randn(count, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(7, (count,), generator=generator)
-    sliced, plain = cross_entropy_sum(hidden, weight, labels), F.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+    sliced = cross_entropy_sum(hidden, weight, labels)
+    plain = F.cross_entropy(hidden @ weight.T, labels, reduction="sum")
     torch.testing.assert_close(sliced, plain, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.autograd.grad(sliced, (hidden, weight)),
                                torch.autograd.grad(plain, (hidden, weight)), rtol=1e-12, atol=1e-12)
@@ -219,7 +220,7 @@ def test_batch_without_thoughts_or_complete_chunks_gives_finite_loss_and_gradien
     assert all(p.isfinite().all() for p in run.model.parameters())
 
 
-# -- baselines -----------------------------------------------------------------------------------------------------------
+# -- baselines ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["no-cot", "cot"])
@@ -233,15 +234,15 @@ def test_baselines_have_no_thinking_and_no_compression_block(method, tmp_path):
 
 
 def test_baselines_differ_only_in_the_steps_written_before_the_answer(tmp_path):
-    rows = {method: training.training_rows(begin(tmp_path / method, method=method), 0, {}) for method in ("no-cot", "cot")}
-    for plain, chain in zip(rows["no-cot"], rows["cot"]):
+    rows = [training.training_rows(begin(tmp_path / method, method=method), 0, {}) for method in ("no-cot", "cot")]
+    for plain, chain in zip(*rows):
         assert plain.thoughts == chain.thoughts == []
         assert chain.ids[:plain.prompt_length] == plain.ids[:plain.prompt_length]
         answer = plain.ids[plain.prompt_length:]
         assert chain.ids[-len(answer):] == answer and len(chain.ids) > len(plain.ids)
 
 
-# -- data and schedule ---------------------------------------------------------------------------------------------------
+# -- data and schedule -------------------------------------------------------------------------------------------------
 
 
 def test_training_rows_are_a_function_of_seed_and_step(tmp_path):
@@ -275,7 +276,8 @@ def test_each_step_uses_and_reports_the_rate_of_the_schedule(tmp_path):
     used = []
     run.optimizer.register_step_pre_hook(lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"]))
     train(run, silent)
-    assert used == [line["lr"] for line in metrics_of(tmp_path)] == [learning_rate(run.config, step) for step in range(5)]
+    assert used == [learning_rate(run.config, step) for step in range(5)]
+    assert used == [line["lr"] for line in metrics_of(tmp_path)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -302,7 +304,7 @@ def test_evaluation_between_steps_works_with_few_samples_and_changes_no_step(tmp
     assert_same_bits(snapshot(watched), snapshot(plain))
 
 
-# -- a loss that is not finite -------------------------------------------------------------------------------------------
+# -- a loss that is not finite -----------------------------------------------------------------------------------------
 
 
 def break_loss(run: Run, step: int) -> None:
@@ -334,7 +336,7 @@ def test_nan_loss_keeps_the_last_checkpoint(tmp_path):
     assert checkpoints_in(tmp_path) == ["step-000002"] and begin(tmp_path).step == 2
 
 
-# -- resume --------------------------------------------------------------------------------------------------------------
+# -- resume ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +362,7 @@ def press_ctrl_c(run: Run, step: int) -> None:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("step", [1, POOL - 1, POOL, POOL + 1, QUICK["steps"] - 1])
-def test_interrupted_and_resumed_run_equals_the_uninterrupted_one_bit_for_bit(step, accumulate, tmp_path, uninterrupted):
+def test_interrupted_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(step, accumulate, tmp_path, uninterrupted):
     run = begin(tmp_path, accumulate=accumulate)
     press_ctrl_c(run, step)
     assert train(run, silent) is False
@@ -412,7 +414,7 @@ def test_interrupt_handlers_are_restored_after_training(tmp_path):
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
-# -- saving --------------------------------------------------------------------------------------------------------------
+# -- saving ------------------------------------------------------------------------------------------------------------
 
 
 def test_only_the_newest_checkpoint_is_kept(tmp_path):
@@ -461,7 +463,8 @@ run.main(sys.argv[1:])
 def test_kill_during_a_save_leaves_the_previous_checkpoint_and_resume_finishes_the_run(tmp_path, capsys):
     folder = tmp_path / "run"
     flags = ["train", "parity", "--out", str(folder), "--steps", "6", "--save-every", "2", *FLAGS]
-    killed = subprocess.run([sys.executable, "-c", KILLED_WHILE_SAVING, *flags], cwd=ROOT, capture_output=True, timeout=60)
+    command = [sys.executable, "-c", KILLED_WHILE_SAVING, *flags]
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     whole, torn = checkpoints_in(folder)
     assert whole == "step-000002" and torn.startswith("step-000004") and torn.endswith(".tmp")

@@ -863,7 +863,7 @@ def test_what_a_killed_process_of_the_same_number_left_behind_does_not_get_into_
 def test_an_existing_model_is_never_overwritten(tmp_path):
     folder = trained_folder(tmp_path / "run")
     before = contents(folder)
-    with pytest.raises(OSError):
+    with pytest.raises(ValueError, match="run exists .*nothing is overwritten"):
         save(*load(folder), folder, ABOUT)
     assert contents(folder) == before
 
