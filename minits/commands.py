@@ -128,7 +128,7 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
         prompts = [example.prompt]
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     options = GenerationConfig(max_new_tokens=config.max_new_tokens, prefill=config.prefill, draft=config.draft,
-                               max_thought_tokens=config.max_thought_tokens, think=think)
+                               window=config.window, max_thought_tokens=config.max_thought_tokens, think=think)
     options.check(model, ids)  # all of them, before the first answer
     note(f"model {source}: {describe_model(about)}" + ("" if think else "; plain decoding, no thoughts"))
     if think and not about:

@@ -24,6 +24,7 @@ class GenerationConfig:
     max_new_tokens: int = 64
     prefill: str = "speculative"
     draft: str = "trivial"
+    window: int | None = None  # chunks to speculate ahead at first; None: to the end of the prompt
     eos_ids: Sequence[int] | None = None  # ids that end an answer; None: the model's own
     max_thought_tokens: int = 64  # a longer thought is closed there and marked as cut
     think: bool = True  # False: plain Qwen2.5, no thought anywhere
@@ -37,6 +38,8 @@ class GenerationConfig:
         limit, vocabulary = model.backbone.config.max_position_embeddings, model.backbone.config.vocab_size
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; at least 1 token must be generated.")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window is {self.window}; speculate at least 1 chunk ahead, or leave it out.")
         if not 1 <= self.max_thought_tokens <= limit - model.config.chunk_size:
             raise ValueError(f"max_thought_tokens is {self.max_thought_tokens}; with chunks of "
                              f"{model.config.chunk_size} it must lie in 1 … {limit - model.config.chunk_size}.")
@@ -77,7 +80,8 @@ def prefill(model: ThinkingStates, prompts: Sequence[Sequence[int]], config: Gen
     slots = config.check(model, prompts)
     if config.prefill == "sequential":
         return prefill_sequential(model, prompts, slots, config.max_thought_tokens, think=config.think)
-    return prefill_speculative(model, prompts, slots, config.max_thought_tokens, config.draft, think=config.think)
+    return prefill_speculative(model, prompts, slots, config.max_thought_tokens, config.draft, config.window,
+                               think=config.think)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 from minits.cache import KVCache
 from minits.thinking import Thought, ThinkingStates, pad
 
-DRAFTS = ("trivial", "carry")  # what a round expects of the thoughts it has not seen yet
+DRAFTS = ("trivial", "carry", "both")  # what a round expects of the thoughts it has not seen yet
 
 
 @dataclass
@@ -40,12 +40,15 @@ def start_reading(model: ThinkingStates, prompts: Sequence[Sequence[int]], slots
                    zeros(B, c, E), [[] for _ in prompts], [0] * B, [0] * B, [[] for _ in prompts])
 
 
-def window(reading: Reading, starts: Sequence[int], width: int) -> Tensor:
-    """Positions [B, width]: row b's tokens from starts[b] on; what lies past its prompt is padding and goes to waste."""
+def positions_from(reading: Reading, starts: Sequence[int], width: int, ends: Sequence[int] | None = None) -> Tensor:
+    """Positions [B, width]: row b's tokens from starts[b] on, before ends[b] and the end of its prompt.
+
+    The other places are padding and go to waste.
+    """
     device = reading.state.device
+    stops = [min(pair) for pair in zip(reading.lengths, ends or reading.lengths)]
     positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
-    ends = torch.tensor(reading.lengths, device=device)[:, None]
-    return torch.where(positions < ends, positions, reading.cache.waste)
+    return torch.where(positions < torch.tensor(stops, device=device)[:, None], positions, reading.cache.waste)
 
 
 @torch.no_grad()
@@ -60,7 +63,7 @@ def prefill_sequential(model: ThinkingStates, prompts: Sequence[Sequence[int]], 
     chunks = [-(-length // c) for length in reading.lengths]  # K of each row
     ids = pad(prompts, model.config.pad_id, max(chunks) * c, model.device)
     for k in range(max(chunks)):
-        frame = model.backbone.frame(window(reading, [k * c] * len(prompts), c), reading.cache, span=(k + 1) * c)
+        frame = model.backbone.frame(positions_from(reading, [k * c] * len(prompts), c), reading.cache, span=(k + 1) * c)
         h = model.middle(model.lower(ids[:, k * c:(k + 1) * c], frame) + reading.state, frame)  # [B, c, E]
         out = model.upper(h, frame)
         running = [b for b in range(len(prompts)) if k < chunks[b]]
@@ -90,63 +93,137 @@ def complete_chunks(model: ThinkingStates, reading: Reading, rows: list[int], h:
     return thoughts
 
 
+@dataclass
+class Front:
+    """How far speculation has come in one row of the batch: the chunks before `start` (t) are final."""
+
+    chunks: int  # K
+    width: int  # most chunks to run in the next round
+    drafts: list[Thought]  # the thoughts expected to enter chunks start+1 … K-1
+    carries: bool  # whether the next drafts are what this round gave, or trivial
+    start: int = 0
+    final: list[Thought] = field(default_factory=list)  # the thoughts that stand
+
+    @property
+    def run(self) -> int:
+        """Chunks that the next round runs; 0 when all are final."""
+        return min(self.width, self.chunks - self.start)
+
+    def advance(self, accepted: int, thoughts: list[Thought], found: list[Thought], trivial: Thought,
+                grow: bool) -> None:
+        """Moves on by `accepted` chunks, whose thoughts are `thoughts`; `found` is what this row itself gave."""
+        if grow:  # a window: wider after a full success that ends in quiet, narrower after a miss
+            if accepted < self.run:
+                self.width = max(1, self.width // 2)
+            elif len(thoughts) == accepted and thoughts[-1].trivial:
+                self.width *= 2
+        self.start += accepted
+        self.final += thoughts
+        left = max(self.chunks - self.start - 1, 0)
+        expected = found[accepted:] if self.carries else []
+        self.drafts = (expected + [trivial] * left)[:left]
+
+
 @torch.no_grad()
-def prefill_speculative(model: ThinkingStates, prompts: Sequence[Sequence[int]], slots: int,
-                        max_thought_tokens: int, draft: str = "trivial", *, think: bool = True) -> Reading:
-    """Reads all chunks at once under drafted thoughts, keeps what was right and repeats (Algorithm 1, generalised).
+def prefill_speculative(model: ThinkingStates, prompts: Sequence[Sequence[int]], slots: int, max_thought_tokens: int,
+                        draft: str = "trivial", window: int | None = None, *, think: bool = True) -> Reading:
+    """Reads many chunks at once under drafted thoughts, keeps what was right and repeats (Algorithm 1, generalised).
 
     A round runs each row from t, its first chunk that is not final. Chunk t's state is known, so chunk t comes out
     right. Chunk t+1 is right too if the thought drafted for it is the one that chunk t gave, and so on up to the first
-    mismatch, where the true thought replaces the draft. `draft="trivial"` expects every later thought to be EOS alone:
-    exactly |R| + 1 rounds. `draft="carry"` expects what the round before gave: exact too, far fewer rounds where
-    thoughts depend on the text more than on one another, but without that bound.
+    mismatch, where the true thought replaces the draft. What is drafted for the thoughts not seen yet:
+
+    - "trivial": EOS alone. Exactly |R| + 1 rounds: the paper's algorithm.
+    - "carry": what the round before gave. Exact too, far fewer rounds where thoughts depend on the text more than on
+      one another, but not bounded: a draft made under a wrong state can be worse than none.
+    - "both": the two side by side as two rows of the batch; the one that got further gives its slots to the other.
+      At most |R| + 1 rounds.
+
+    `window`: speculate at most so many chunks ahead, adapted as it goes (`Front.advance`), so that a text that thinks
+    in every chunk costs about what sequential reading costs; None: always to the end.
 
     Only the middle layers take part in rounds. The lower ones read no state, and the upper ones are not needed before
     all is final, so each runs once.
     """
-    c, reading, B = model.config.chunk_size, start_reading(model, prompts, slots), len(prompts)
-    chunks = [-(-length // c) for length in reading.lengths]  # K of each row
-    T = max(chunks) * c
-    whole = model.backbone.frame(window(reading, [0] * B, T), reading.cache, span=T)
-    x = model.lower(pad(prompts, model.config.pad_id, T, model.device), whole)  # [B, T, E]
-    h = x.new_zeros(B, T + 1, x.shape[-1])  # the last place takes padding
-    rows = torch.arange(B, device=x.device)[:, None]
+    c, copies = model.config.chunk_size, 2 if draft == "both" else 1
+    rows = [prompt for prompt in prompts for _ in range(copies)]
+    reading = start_reading(model, rows, slots)
     trivial = Thought([model.config.thought_end])
-    final: list[list[Thought]] = [[] for _ in prompts]  # thoughts that stand
-    drafts = [[trivial] * (K - 1) for K in chunks]  # thoughts expected to enter chunks t+1 … K-1
+    fronts = []
+    for b, length in enumerate(reading.lengths):
+        K = -(-length // c)
+        fronts.append(Front(K, window or K, [trivial] * (K - 1), draft == "carry" or b % copies == 1))
+    T = max(front.chunks for front in fronts) * c
+    whole = model.backbone.frame(positions_from(reading, [0] * len(rows), T), reading.cache, span=T)
+    x = model.lower(pad(rows, model.config.pad_id, T, model.device), whole)  # [B, T, E]
+    h = x.new_zeros(len(rows), T + 1, x.shape[-1])  # the last place takes padding
 
-    starts = [0] * B  # t of each row
-    while running := [b for b in range(B) if starts[b] < chunks[b]]:
-        wide = max(chunks[b] - starts[b] for b in running)
-        positions = window(reading, [t * c for t in starts], wide * c)  # [B, wide * c]
-        entering = [(final[b][-1:] or [trivial]) + drafts[b] for b in range(B)]
-        states = model.states([z.ids for row in entering for z in [*row, *[trivial] * (wide - len(row))][:wide]])
-        round_h = model.middle(x[rows, positions.clamp(max=T - 1)] + states.view(B, wide * c, -1),
-                               model.backbone.frame(positions, reading.cache, span=T))
-        h[rows, positions.clamp(max=T)] = round_h  # the chunks that were wrong are run, and written, again
-        complete = [reading.lengths[b] // c - starts[b] for b in range(B)]
-        if think and model.thinks:
-            found = think_ahead(model, round_h.unflatten(1, (wide, c)), complete, max_thought_tokens,
-                                first_only=draft == "trivial")
-        else:
-            found = drafts
-        for b in running:
-            accepted = 1 + matches(drafts[b], found[b])
-            final[b] += found[b][:accepted]
-            left = chunks[b] - starts[b] - accepted
-            drafts[b] = found[b][accepted:][:max(left - 1, 0)] if draft == "carry" else [trivial] * max(left - 1, 0)
-            reading.rounds[b] += 1
-            reading.chunk_passes[b] += chunks[b] - starts[b]
-            reading.accepted[b].append(accepted)
-            starts[b] += accepted
+    while any(front.run for front in fronts):
+        found = speculate(model, reading, fronts, x, h, max_thought_tokens if think and model.thinks else None)
+        for first in range(0, len(rows), copies):
+            group = range(first, first + copies)
+            accepted = {b: min(1 + matches(fronts[b].drafts, found[b]), fronts[b].run) for b in group}
+            best = max(group, key=accepted.__getitem__)
+            if not fronts[best].run:
+                continue
+            reading.rounds[first] += 1
+            reading.chunk_passes[first] += sum(fronts[b].run for b in group)
+            reading.accepted[first].append(accepted[best])
+            start = fronts[best].start
+            thoughts = found[best][:accepted[best]]
+            for b in group:
+                if b != best:
+                    copy_span(reading, h, best, b, range(start * c, (start + accepted[best]) * c))
+                fronts[b].advance(accepted[best], thoughts, found[b], trivial, window is not None)
 
     out = model.upper(h[:, :T], whole)
-    reading.state = model.states([(row[-1] if row else trivial).ids for row in final])
-    for b, K in enumerate(chunks):
-        reading.out[b] = out[b, reading.lengths[b] - 1]
-        reading.open_h[b] = h[b, (K - 1) * c:K * c]
-        reading.thoughts[b] = final[b] if think and model.thinks else []
-    return reading
+    for b, (front, length) in enumerate(zip(fronts, reading.lengths)):
+        reading.out[b] = out[b, length - 1]
+        reading.open_h[b] = h[b, (front.chunks - 1) * c:front.chunks * c]
+        reading.thoughts[b] = front.final if think and model.thinks else []
+    reading.state = model.states([(front.final[-1] if front.final else trivial).ids for front in fronts])
+    return reading if copies == 1 else every_second(reading)
+
+
+def speculate(model: ThinkingStates, reading: Reading, fronts: list[Front], x: Tensor, h: Tensor,
+              max_thought_tokens: int | None) -> list[list[Thought]]:
+    """One round: runs every row's next chunks under its drafts, writes their H into `h`; the thoughts that came out.
+
+    x: [B, T, E] after the lower layers; h: [B, T + 1, E], the last place for padding. max_thought_tokens None: no
+    thinking, every draft holds.
+    """
+    c, B, T = model.config.chunk_size, len(fronts), x.shape[1]
+    wide = max(front.run for front in fronts)
+    trivial = Thought([model.config.thought_end])
+    entering = [[*(front.final[-1:] or [trivial]), *front.drafts, *[trivial] * wide][:wide] for front in fronts]
+    states = model.states([thought.ids for row in entering for thought in row]).view(B, wide * c, -1)
+    ends = [(front.start + front.run) * c for front in fronts]
+    positions = positions_from(reading, [front.start * c for front in fronts], wide * c, ends)  # [B, wide * c]
+    rows = torch.arange(B, device=x.device)[:, None]
+    round_h = model.middle(x[rows, positions.clamp(max=T - 1)] + states,
+                           model.backbone.frame(positions, reading.cache, span=max(ends)))
+    h[rows, positions.clamp(max=T)] = round_h  # chunks that were wrong are run, and written, again
+    if max_thought_tokens is None:
+        return [front.drafts[:front.run] for front in fronts]
+    complete = [min(length // c - front.start, front.run) for front, length in zip(fronts, reading.lengths)]
+    return think_ahead(model, round_h.unflatten(1, (wide, c)), complete, max_thought_tokens,
+                       first_only=[not front.carries for front in fronts])
+
+
+def copy_span(reading: Reading, h: Tensor, source: int, target: int, span: range) -> None:
+    """Gives row `target` what row `source` has at the positions in `span`: keys, values and H."""
+    at = slice(span.start, min(span.stop, reading.lengths[source]))
+    for tensor in (reading.cache.k, reading.cache.v):
+        tensor[:, target, :, at] = tensor[:, source, :, at]
+    h[target, at] = h[source, at]
+
+
+def every_second(reading: Reading) -> Reading:
+    """The rows 0, 2, 4, … of a Reading."""
+    chosen = torch.arange(0, len(reading.lengths), 2, device=reading.state.device)
+    return Reading(reading.cache.select(chosen), reading.lengths[::2], reading.out[chosen], reading.state[chosen],
+                   reading.open_h[chosen], reading.thoughts[::2], reading.rounds[::2], reading.chunk_passes[::2],
+                   reading.accepted[::2])
 
 
 def matches(drafts: Sequence[Thought], found: Sequence[Thought]) -> int:
@@ -158,10 +235,10 @@ def matches(drafts: Sequence[Thought], found: Sequence[Thought]) -> int:
 
 
 def think_ahead(model: ThinkingStates, h: Tensor, complete: Sequence[int], max_thought_tokens: int, *,
-                first_only: bool) -> list[list[Thought]]:
+                first_only: Sequence[bool]) -> list[list[Thought]]:
     """The thoughts of each row's first complete[b] chunks in h [B, wide, c, E], all chunks as one batch.
 
-    One pass of T tells which thoughts are trivial; only the others are decoded. `first_only`: of each row, only the
+    One pass of T tells which thoughts are trivial; only the others are decoded. Of a row with first_only[b], only the
     first non-trivial one is decoded and the list ends there, for trivial drafts make all later ones void.
     """
     trivial = Thought([model.config.thought_end])
@@ -178,7 +255,7 @@ def think_ahead(model: ThinkingStates, h: Tensor, complete: Sequence[int], max_t
             continue
         if token != model.config.thought_end:
             wanted.append((place, b, len(found[b])))
-            if first_only:
+            if first_only[b]:
                 ended.add(b)
         found[b].append(trivial)
     if wanted:

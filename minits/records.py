@@ -13,7 +13,8 @@ import torch
 
 def record(figures: dict, *, device: str, seed: int | None = None) -> dict:
     """`figures` with command, date, source revision, machine and library versions beside them."""
-    return {"command": " ".join(["python", *sys.argv]), "date": datetime.date.today().isoformat(),
+    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])  # no path of this machine
+    return {"command": command, "date": datetime.date.today().isoformat(),
             "revision": revision(), "seed": seed, "machine": machine(device), "torch": torch.__version__,
             "python": platform.python_version()} | figures
 

@@ -10,7 +10,7 @@ from strategies import DEVICES, Shape, biases, build, prompts, shapes, steer
 from minits.generation import generate_ids
 from minits.prefill import prefill_sequential, prefill_speculative
 
-DRAFTS = ("trivial", "carry")
+DRAFTS = ("trivial", "carry", "both")
 
 
 def assert_same_reading(a, b, atol: float) -> None:
@@ -36,16 +36,21 @@ def test_speculative_prefill_equals_sequential_prefill(device, data):
     with steer(model, data.draw(biases)):
         slots = max(map(len, rows)) + data.draw(st.integers(0, 3))
         definition = prefill_sequential(model, rows, slots, limit)
+        window = data.draw(st.sampled_from([None, None, 1, 2, 3, 8]))
         for draft in DRAFTS:
-            fast = prefill_speculative(model, rows, slots, limit, draft)
+            fast = prefill_speculative(model, rows, slots, limit, draft, window)
             note(f"{draft}: rounds {fast.rounds}")
             assert_same_reading(definition, fast, atol=1e-9)
             for b, ids in enumerate(rows):
                 chunks = -(-len(ids) // shape.chunk_size)
                 entering = sum(not z.trivial for z in definition.thoughts[b][:chunks - 1])
                 assert sum(fast.accepted[b]) == chunks and len(fast.accepted[b]) == fast.rounds[b] <= chunks
-                if draft == "trivial":
+                if draft == "trivial" and window is None:
                     assert fast.rounds[b] == entering + 1
+                if draft == "both" and window is None:
+                    assert fast.rounds[b] <= entering + 1
+                if window == 1 and (definition.thoughts[b] or [None])[0] is not None and entering == chunks - 1:
+                    assert fast.rounds[b] == chunks  # a window of one stays one while every chunk thinks
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -61,7 +66,8 @@ def test_generation_is_the_same_in_every_mode_and_each_row_equals_itself_alone(d
     options = dict(max_new_tokens=2 * shape.chunk_size + 1, max_thought_tokens=limit)
     with steer(model, bias):
         alone = [generate_ids(model, [ids], prefill="sequential", **options)[0] for ids in rows]
-        for how in ({"prefill": "sequential"}, {"draft": "trivial"}, {"draft": "carry"}):
+        for how in ({"prefill": "sequential"}, {"draft": "trivial"}, {"draft": "carry"}, {"draft": "both"},
+                    {"draft": "trivial", "window": 2}, {"draft": "both", "window": 3}):
             for one, together in zip(alone, generate_ids(model, rows, **how, **options)):
                 for key in ("ids", "thought_ids", "nontrivial", "stop_reason", "cut_thoughts"):
                     assert getattr(one, key) == getattr(together, key)
