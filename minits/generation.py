@@ -91,27 +91,30 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
     A token counts as read once it passed the backbone. The last one of a row (EOS, or at the length limit) is not
     read, so it completes no chunk.
     """
-    c, device = model.config.chunk_size, model.device
+    c, device, waste = model.config.chunk_size, model.device, reading.cache.waste
     stops = set(model.config.eos_ids if config.eos_ids is None else config.eos_ids)
-    active = list(range(len(reading.lengths)))
-    for step in range(config.max_new_tokens):
-        tokens = model.pick(model.backbone.lm_head(reading.out)).tolist()  # [B]
+    active, left = list(range(len(reading.lengths))), config.max_new_tokens
+    tokens = model.pick(model.backbone.lm_head(reading.out)).tolist()  # [B]
+    while True:
         for b in active:
             yield b, tokens[b]
-        active = [b for b in active if tokens[b] not in stops]
-        if not active or step == config.max_new_tokens - 1:
+        active, left = [b for b in active if tokens[b] not in stops], left - 1
+        if not active or not left:
             return
-        # All rows run; those that have ended read into the waste slot.
-        at = [reading.lengths[b] if b in active else reading.cache.waste for b in range(len(tokens))]
-        frame = model.backbone.frame(torch.tensor(at, device=device)[:, None], reading.cache,
-                                     span=max(reading.lengths[b] for b in active) + 1)
-        rows, places = torch.arange(len(at), device=device), torch.tensor([p % c for p in at], device=device)
-        x = model.lower(torch.tensor(tokens, device=device)[:, None], frame)  # [B, 1, E]
-        h = model.middle(x + reading.state[rows, places][:, None], frame)
-        reading.open_h[rows, places] = h[:, 0]
-        reading.out = model.upper(h, frame)[:, 0]
+        # Until some row completes a chunk nothing needs the host, so that many steps run before it looks at the tokens.
+        # A row that meets its end in between reads on for nothing; all rows that have ended read into the waste slot.
+        steps = min(left, *(c - reading.lengths[b] % c for b in active))
+        at = [reading.lengths[b] if b in active else waste for b in range(len(tokens))]
+        picked = model.read_tokens(
+            torch.tensor(tokens, device=device), torch.tensor(at, device=device), reading.state, reading.open_h,
+            reading.cache, steps=steps, span=max(reading.lengths[b] for b in active) + steps).tolist()  # [steps, B]
+        for row in picked[:-1]:
+            for b in active:
+                yield b, row[b]
+            active = [b for b in active if row[b] not in stops]
+        tokens, left = picked[-1], left - steps + 1
         for b in active:
-            reading.lengths[b] += 1
+            reading.lengths[b] += steps
         completed = [b for b in active if reading.lengths[b] % c == 0]
         if config.think and config.think_while_decoding:
             thoughts = complete_chunks(model, reading, completed, reading.open_h, config.max_thought_tokens)

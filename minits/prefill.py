@@ -36,7 +36,7 @@ def start_reading(model: ThinkingStates, prompts: Sequence[Sequence[int]], slots
     """An empty Reading for `prompts`, whose cache holds `slots` tokens a row."""
     B, c, E = len(prompts), model.config.chunk_size, model.backbone.config.hidden_size
     zeros = model.backbone.model.embed_tokens.weight.new_zeros
-    return Reading(model.backbone.new_cache(B, slots), [len(p) for p in prompts], zeros(B, E), zeros(B, c, E),
+    return Reading(model.new_cache(B, slots), [len(p) for p in prompts], zeros(B, E), zeros(B, c, E),
                    zeros(B, c, E), [[] for _ in prompts], [0] * B, [0] * B, [[] for _ in prompts])
 
 
@@ -63,7 +63,7 @@ def prefill_sequential(model: ThinkingStates, prompts: Sequence[Sequence[int]], 
     chunks = [-(-length // c) for length in reading.lengths]  # K of each row
     ids = pad(prompts, model.config.pad_id, max(chunks) * c, model.device)
     for k in range(max(chunks)):
-        frame = model.backbone.frame(positions_from(reading, [k * c] * len(prompts), c), reading.cache, span=(k + 1) * c)
+        frame = model.frame(positions_from(reading, [k * c] * len(prompts), c), reading.cache, span=(k + 1) * c)
         h = model.middle(model.lower(ids[:, k * c:(k + 1) * c], frame) + reading.state, frame)  # [B, c, E]
         out = model.upper(h, frame)
         running = [b for b in range(len(prompts)) if k < chunks[b]]
@@ -154,7 +154,7 @@ def prefill_speculative(model: ThinkingStates, prompts: Sequence[Sequence[int]],
         K = -(-length // c)
         fronts.append(Front(K, window or K, [trivial] * (K - 1), draft == "carry" or b % copies == 1))
     T = max(front.chunks for front in fronts) * c
-    whole = model.backbone.frame(positions_from(reading, [0] * len(rows), T), reading.cache, span=T)
+    whole = model.frame(positions_from(reading, [0] * len(rows), T), reading.cache, span=T)
     x = model.lower(pad(rows, model.config.pad_id, T, model.device), whole)  # [B, T, E]
     h = x.new_zeros(len(rows), T + 1, x.shape[-1])  # the last place takes padding
 
@@ -201,7 +201,7 @@ def speculate(model: ThinkingStates, reading: Reading, fronts: list[Front], x: T
     positions = positions_from(reading, [front.start * c for front in fronts], wide * c, ends)  # [B, wide * c]
     rows = torch.arange(B, device=x.device)[:, None]
     round_h = model.middle(x[rows, positions.clamp(max=T - 1)] + states,
-                           model.backbone.frame(positions, reading.cache, span=max(ends)))
+                           model.frame(positions, reading.cache, span=max(ends)))
     h[rows, positions.clamp(max=T)] = round_h  # chunks that were wrong are run, and written, again
     if max_thought_tokens is None:
         return [front.drafts[:front.run] for front in fronts]

@@ -153,6 +153,14 @@ class ThinkingStates(nn.Module):
 
     # -- the backbone in three parts; the frame says at which positions and with which cache ------------------------
 
+    def frame(self, positions: Tensor, cache: KVCache, span: int) -> Frame:
+        """What the layers share in one pass over tokens at `positions` [B, T], of which the last is below `span`."""
+        return self.backbone.frame(positions, cache, span)
+
+    def new_cache(self, rows: int, slots: int) -> KVCache:
+        """A cache for `rows` rows of up to `slots` tokens, all layers."""
+        return self.backbone.new_cache(rows, slots)
+
     def lower(self, ids: Tensor, frame: Frame) -> Tensor:
         """X: ids [B, T] -> [B, T, E] after layer L_in. Depends on no state."""
         return self.backbone.run(self.backbone.model.embed_tokens(ids), frame, range(self.config.inject_after))
@@ -221,6 +229,27 @@ class ThinkingStates(nn.Module):
         width = max([self.config.chunk_size, *map(len, thoughts)])
         lengths = torch.tensor([len(ids) for ids in thoughts], dtype=torch.long, device=self.device)
         return pad(thoughts, self.config.pad_id, width, self.device), lengths
+
+    # -- decoding ----------------------------------------------------------------------------------------------------
+
+    def read_tokens(self, tokens: Tensor, positions: Tensor, state: Tensor, open_h: Tensor, cache: KVCache, *,
+                    steps: int, span: int) -> Tensor:
+        """Reads one token of each row and picks the next, `steps` times over: the picked ids [steps, B].
+
+        tokens [B] at `positions` [B] (rows at the waste slot stay there: they have ended). state [B, c, E] is that of
+        the rows' current chunks, which must not end before the last step; their H goes to `open_h` [B, c, E].
+        """
+        rows, picked = torch.arange(len(tokens), device=tokens.device), []
+        for _ in range(steps):
+            frame = self.frame(positions[:, None], cache, span)
+            places = positions % self.config.chunk_size
+            x = self.lower(tokens[:, None], frame) + state[rows, places][:, None]  # [B, 1, E]
+            h = self.middle(x, frame)
+            open_h[rows, places] = h[:, 0]
+            tokens = self.pick(self.backbone.lm_head(self.upper(h, frame)[:, 0]))
+            picked.append(tokens)
+            positions = torch.where(positions == cache.waste, positions, positions + 1)
+        return torch.stack(picked)
 
     # -- training ----------------------------------------------------------------------------------------------------
 
