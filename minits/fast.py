@@ -1,0 +1,317 @@
+"""The same model on CUDA without launch overhead: fused steps in CUDA graphs. `accelerate(model)` is all there is to use.
+
+At batch 1 a step of Qwen2.5-0.5B moves 1 GB of weights, 0.3 ms on an H100; launching its kernels one by one takes 20 ms.
+So every step has a fixed shape (bucketed), runs as 9 kernels a layer, and is replayed as one graph. The plain path in
+thinking.py stays the definition, and the tests compare with it. Inference only; nothing else knows of this file.
+"""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+from minits.cache import KVCache
+from minits.qwen import DecoderLayer, Frame
+from minits.thinking import Thought, ThinkingStates
+
+SLOTS = 128  # caches are rounded up to multiples of this, so that few graphs serve all lengths
+
+
+def bucket(n: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most a third of a step is padding."""
+    power = 1 << max(n - 1, 0).bit_length()
+    return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
+
+
+# -- kernels -------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def rope_and_store(qkv, table, positions, q_out, k_cache, v_cache, T, S, P, H: tl.constexpr, G: tl.constexpr,
+                   D: tl.constexpr, WIDE: tl.constexpr):
+    """One head of one token: rotates q and k, puts q where attention reads it and k, v into their cache slots."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    half = tl.arange(0, D // 2)
+    at = tl.load(positions + token)
+    source = qkv + (token * (H + 2 * G) + head) * D
+    a, b = tl.load(source + half).to(WIDE), tl.load(source + D // 2 + half).to(WIDE)
+    if head < H + G:
+        cos, sin = tl.load(table + at * D + half).to(WIDE), tl.load(table + (P + at) * D + half).to(WIDE)
+        a, b = a * cos - b * sin, b * cos + a * sin
+    row, t = token // T, token % T
+    folds = H // G
+    if head < H:  # q is [B, G, H/G * T, D]: the heads of a group folded into time
+        target = q_out + (((row * G + head // folds) * folds + head % folds) * T + t) * D
+    elif head < H + G:
+        target = k_cache + ((row * G + head - H) * S + at) * D
+    else:
+        target = v_cache + ((row * G + head - H - G) * S + at) * D
+    tl.store(target + half, a.to(qkv.dtype.element_ty))
+    tl.store(target + D // 2 + half, b.to(qkv.dtype.element_ty))
+
+
+@triton.jit
+def silu_times(gate_up, out, size, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """out = silu(gate) * up for gate_up [tokens, 2 * size]."""
+    token, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_up + token * 2 * size + at, at < size, 0.0).to(WIDE)
+    up = tl.load(gate_up + token * 2 * size + size + at, at < size, 0.0).to(WIDE)
+    tl.store(out + token * size + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), at < size)
+
+
+class PackedLayer:
+    """A decoder layer with its q/k/v and gate/up matrices as one each; the layer's parameters become views of them."""
+
+    def __init__(self, layer: DecoderLayer) -> None:
+        self.layer, attention, mlp = layer, layer.self_attn, layer.mlp
+        self.heads, self.kv_heads, self.head_dim = attention.heads, attention.kv_heads, attention.head_dim
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        self.qkv, self.bias = pack(projections, "weight"), pack(projections, "bias")
+        self.gate_up = pack([mlp.gate_proj, mlp.up_proj], "weight")
+        self.wide = tl.float64 if self.qkv.dtype == torch.float64 else tl.float32
+
+    def run(self, x: Tensor, step: Step, k: Tensor, v: Tensor) -> None:
+        """Adds the layer's work to x [B * T, E] in place; k, v [B, G, S + 1, D] are its part of the cache."""
+        layer, (B, T) = self.layer, step.positions.shape
+        normed = F.rms_norm(x, x.shape[1:], layer.input_layernorm.weight, layer.input_layernorm.eps)
+        qkv = torch.addmm(self.bias, normed, self.qkv.T)  # [B * T, (H + 2 G) D]
+        folds = self.heads // self.kv_heads
+        q = x.new_empty(B, self.kv_heads, folds * T, self.head_dim)
+        rope_and_store[(B * T, self.heads + 2 * self.kv_heads)](
+            qkv, step.table, step.positions, q, k, v, T, k.shape[2], step.table.shape[1], self.heads, self.kv_heads,
+            self.head_dim, self.wide, num_warps=1)
+        bias = step.sliding if layer.sliding else step.full
+        S = bias.shape[-1]
+        out = F.scaled_dot_product_attention(q, k[:, :, :S], v[:, :, :S], attn_mask=bias)
+        out = out.reshape(B, self.heads, T, self.head_dim).transpose(1, 2).reshape(B * T, -1)
+        x.addmm_(out, layer.self_attn.o_proj.weight.T)
+        norm = layer.post_attention_layernorm
+        gate_up = F.rms_norm(x, x.shape[1:], norm.weight, norm.eps) @ self.gate_up.T
+        size = gate_up.shape[1] // 2
+        hidden = x.new_empty(B * T, size)
+        silu_times[(B * T, triton.cdiv(size, 1024))](gate_up, hidden, size, 1024, self.wide)
+        x.addmm_(hidden, layer.mlp.down_proj.weight.T)
+
+
+def pack(modules: list[nn.Linear], name: str) -> Tensor:
+    """The parameters called `name` of `modules` in one tensor, of which they become views: no memory is used twice."""
+    whole = torch.cat([getattr(module, name).detach() for module in modules])
+    start = 0
+    for module in modules:
+        end = start + len(getattr(module, name))
+        setattr(module, name, nn.Parameter(whole[start:end], requires_grad=False))
+        start = end
+    return whole
+
+
+class Step:
+    """What the layers of one step share: positions [B, T], rotation table [2, P, D], additive masks [B, 1, H/G * T, S]."""
+
+    def __init__(self, model: FastThinkingStates, positions: Tensor, slots: int) -> None:
+        config = model.backbone.config
+        self.positions, self.table = positions, model.table
+        at = torch.arange(slots, device=positions.device)
+        seen = at <= positions[..., None]  # [B, T, S]
+        folds = config.num_attention_heads // config.num_key_value_heads
+        zero = torch.zeros((), dtype=model.dtype, device=positions.device)
+
+        def additive(visible: Tensor) -> Tensor:
+            return torch.where(visible, zero, -torch.inf).repeat(1, folds, 1)[:, None]
+
+        self.full = additive(seen)
+        self.sliding = additive(seen & (at > positions[..., None] - config.sliding_window)) if config.sliding_layers else None
+
+
+# -- graphs --------------------------------------------------------------------------------------------------------------
+
+
+class Graphs:
+    """Functions of fixed-shape tensors, each captured once as a CUDA graph and replayed from then on."""
+
+    def __init__(self) -> None:
+        self.captured: dict[tuple, tuple] = {}
+        self.pool = None  # scratch memory, shared: graphs run one after another, and results are kept elsewhere
+
+    def __call__(self, key: tuple, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """function(*inputs), as a tensor of the caller's own. `key` must name all that the function depends on besides."""
+        key = (*key, *(tuple(x.shape) for x in inputs))
+        if key not in self.captured:
+            self.captured[key] = self.capture(function, inputs)
+        graph, statics, out = self.captured[key]
+        for static, x in zip(statics, inputs):
+            static.copy_(x)
+        graph.replay()
+        return out.clone()
+
+    def capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple:
+        """Runs the function twice to warm up (kernels are chosen and compiled then), then records it."""
+        statics = [x.clone() for x in inputs]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                out = torch.empty_like(function(*statics))
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            out.copy_(function(*statics))
+        self.pool = self.pool or graph.pool()
+        return graph, statics, out
+
+
+class FastThinkingStates(ThinkingStates):
+    """ThinkingStates whose steps run through graphs. Shares the weights of the model it is made from."""
+
+    def __init__(self, model: ThinkingStates) -> None:
+        nn.Module.__init__(self)
+        self.config, self.backbone = model.config, model.backbone
+        self.thinking_block, self.compression_block = model.thinking_block, model.compression_block
+        self.register_buffer("blocked", model.blocked, persistent=False)
+        self.dtype = model.backbone.lm_head.weight.dtype
+        cos, sin = model.backbone.rotary(torch.arange(model.backbone.config.max_position_embeddings + 1,
+                                                      device=model.device)[None], self.dtype)
+        self.table = torch.stack([cos[0, 0], sin[0, 0]])  # [2, P, D]
+        self.layers = [PackedLayer(layer) for layer in model.backbone.model.layers]
+        if self.thinks:
+            self.t_layer, self.c_layer = PackedLayer(model.thinking_block.layer), PackedLayer(
+                model.compression_block.layer)
+        self.graphs, self.free = Graphs(), {}
+
+    def new_cache(self, rows: int, slots: int, layers: int | None = None) -> KVCache:
+        """A cache from those that were given back, for a graph knows its tensors by address; else a new one."""
+        slots = min(-(-slots // SLOTS) * SLOTS, self.backbone.config.max_position_embeddings)
+        pool = self.free.setdefault((rows, slots, layers), [])
+        kept = pool.pop() if pool else self.backbone.new_cache(rows, slots, layers)
+        cache = KVCache.__new__(KVCache)
+        cache.slots, cache.k, cache.v = kept.slots, kept.k, kept.v
+        weakref.finalize(cache, pool.append, kept)  # back to the pool when its user lets go of it
+        return cache
+
+    def frame(self, positions: Tensor, cache: KVCache, span: int) -> Frame:
+        """Only positions and cache: masks and angles are made inside the graphs."""
+        return Frame(None, None, None, None, positions, cache, cache.slots)
+
+    def layers_step(self, name: str, layers: range, x: Tensor, frame: Frame, finish=None) -> Tensor:
+        """x [B, T, E] through `layers` as one graph; T is padded to the next bucket, the padding goes to waste."""
+        B, T, E = x.shape
+        extra = bucket(T) - T
+        cache, positions = frame.cache, F.pad(frame.positions, (0, extra), value=frame.cache.waste)
+
+        def run(x: Tensor, positions: Tensor) -> Tensor:
+            flat, step = x.reshape(-1, E).clone(), Step(self, positions, cache.slots)
+            for i in layers:
+                self.layers[i].run(flat, step, cache.k[i], cache.v[i])
+            return (finish(flat) if finish else flat).view(x.shape)
+
+        return self.graphs((name, cache.k.data_ptr()), run, F.pad(x, (0, 0, 0, extra)), positions)[:, :T]
+
+    def lower(self, ids: Tensor, frame: Frame) -> Tensor:
+        x = self.backbone.model.embed_tokens(ids)
+        return self.layers_step("lower", range(self.config.inject_after), x, frame)
+
+    def middle(self, x: Tensor, frame: Frame) -> Tensor:
+        return self.layers_step("middle", range(self.config.inject_after, self.config.extract_after), x, frame)
+
+    def upper(self, h: Tensor, frame: Frame) -> Tensor:
+        layers = range(self.config.extract_after, self.backbone.config.num_hidden_layers)
+        return self.layers_step("upper", layers, h, frame, self.backbone.model.norm)
+
+    def read_tokens(self, tokens: Tensor, positions: Tensor, state: Tensor, open_h: Tensor, cache: KVCache, *,
+                    steps: int, span: int) -> Tensor:
+        """As the plain one; a step is one graph, and its results are the next step's inputs without the host."""
+        E, c, model = open_h.shape[-1], self.config.chunk_size, self.backbone
+
+        def run(tokens: Tensor, positions: Tensor, state: Tensor) -> Tensor:
+            rows, places = torch.arange(len(tokens), device=tokens.device), positions % c
+            step, x = Step(self, positions[:, None], cache.slots), model.model.embed_tokens(tokens)  # [B, E]
+            h = x
+            for i, layer in enumerate(self.layers):
+                if i == self.config.inject_after:
+                    x = x + state[rows, places]
+                if i == self.config.extract_after:
+                    h = x.clone()
+                layer.run(x, step, cache.k[i], cache.v[i])
+            if self.config.inject_after == len(self.layers):
+                x = x + state[rows, places]
+            if self.config.extract_after == len(self.layers):
+                h = x
+            picked = self.pick(model.lm_head(model.model.norm(x)))
+            return torch.cat([picked[:, None].double(), h.double()], dim=1)  # [B, 1 + E]: ids are exact in float64
+
+        rows, picked = torch.arange(len(tokens), device=tokens.device), []
+        for _ in range(steps):
+            out = self.graphs(("read", cache.k.data_ptr()), run, tokens, positions, state)
+            open_h[rows, positions % c] = out[:, 1:].to(open_h.dtype)
+            tokens = out[:, 0].long()
+            picked.append(tokens)
+            positions = torch.where(positions == cache.waste, positions, positions + 1)
+        return torch.stack(picked)
+
+    def begin_thoughts(self, h: Tensor, max_thought_tokens: int) -> tuple[KVCache, Tensor]:
+        N, c, E = h.shape
+        rows = bucket(N)
+        cache = self.new_cache(rows, c + max_thought_tokens, layers=1)
+
+        def run(h: Tensor) -> Tensor:
+            positions = torch.arange(c, device=h.device)[None].expand(rows, c).contiguous()
+            return self.think_step(h, positions, cache)
+
+        return cache, self.graphs(("begin", cache.k.data_ptr()), run, F.pad(h, (0, 0, 0, 0, 0, rows - N)))[:N]
+
+    def think_step(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+        """T on x [N, T, E] at `positions` [N, T]: the ids [N] picked after the last one."""
+        flat = x.reshape(-1, x.shape[-1]).clone()
+        self.t_layer.run(flat, Step(self, positions, cache.slots), cache.k[0], cache.v[0])
+        return self.pick(self.thinking_block.lm_head(self.thinking_block.norm(flat.view(x.shape)[:, -1])))
+
+    def finish_thoughts(self, cache: KVCache, first: Tensor, max_thought_tokens: int) -> list[Thought]:
+        N, end = len(first), self.config.thought_end
+        if bool((first == end).all()):
+            return [Thought([end]) for _ in range(N)]
+        rows = bucket(N)
+        own = self.new_cache(rows, self.config.chunk_size + max_thought_tokens, layers=1)
+        own.k[:, :N], own.v[:, :N] = cache.k[:, :N], cache.v[:, :N]
+
+        def run(tokens: Tensor, position: Tensor) -> Tensor:
+            x = self.backbone.model.embed_tokens(tokens)[:, None]
+            return self.think_step(x, position.expand(rows)[:, None].contiguous(), own)
+
+        tokens = [F.pad(first, (0, rows - N), value=end)]
+        position = torch.full((1,), self.config.chunk_size, device=first.device)
+        alive = first != end
+        for _ in range(max_thought_tokens - 1):
+            tokens.append(self.graphs(("think", own.k.data_ptr()), run, tokens[-1], position))
+            position, alive = position + 1, alive & (tokens[-1][:N] != end)
+            if not alive.any():
+                break
+        ids = torch.stack(tokens, dim=1)[:N].tolist()
+        return [Thought(row[:row.index(end) + 1]) if end in row else Thought([*row, end], cut=True) for row in ids]
+
+    def compress(self, thoughts: Tensor, lengths: Tensor) -> Tensor:
+        (R, n), c = thoughts.shape, self.config.chunk_size
+        rows, width = bucket(R), bucket(n)
+        cache = self.new_cache(rows, width, layers=1)
+
+        def run(thoughts: Tensor, lengths: Tensor) -> Tensor:
+            positions = torch.arange(width, device=thoughts.device)[None].expand(rows, width).contiguous()
+            flat = self.backbone.model.embed_tokens(thoughts).flatten(0, 1)
+            self.c_layer.run(flat, Step(self, positions, cache.slots), cache.k[0], cache.v[0])
+            starts = lengths.clamp(min=c) - c
+            chosen = starts[:, None] + torch.arange(c, device=thoughts.device)
+            return flat.view(rows, width, -1)[torch.arange(rows, device=thoughts.device)[:, None], chosen]
+
+        thoughts = F.pad(thoughts, (0, width - n, 0, rows - R), value=self.config.pad_id)
+        return self.graphs(("compress", cache.k.data_ptr()), run, thoughts, F.pad(lengths, (0, rows - R)))[:R]
+
+
+def accelerate(model: ThinkingStates) -> ThinkingStates:
+    """A faster `model` for inference on CUDA: same weights, same results up to rounding. Raises ValueError elsewhere."""
+    if model.device.type != "cuda":
+        raise ValueError(f"accelerate: the model is on {model.device}, CUDA graphs need cuda; move it there, or use it "
+                         "as it is.")
+    return FastThinkingStates(model.eval())

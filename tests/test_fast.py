@@ -1,0 +1,71 @@
+"""The fast path on CUDA gives what the plain path gives (all of property 5 with graphs on). Skipped without CUDA."""
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from strategies import Shape, biases, fresh, prompts, shapes, steer
+
+from minits.generation import generate_ids
+from minits.prefill import prefill_sequential
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+KEYS = ("ids", "thought_ids", "nontrivial", "stop_reason", "cut_thoughts")
+MODES = [{"prefill": "sequential"}, *({"draft": d, "window": w} for d in ("trivial", "carry", "both") for w in (None, 2))]
+
+
+def both(shape, dtype=torch.float64):
+    from minits.fast import accelerate
+    return fresh(shape, dtype, "cuda"), accelerate(fresh(shape, dtype, "cuda"))
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_fast_generation_equals_plain_generation_in_every_mode(data):
+    shape = data.draw(shapes())
+    rows, bias, limit = data.draw(prompts(shape)), data.draw(biases), data.draw(st.integers(1, 6))
+    plain, fast = both(shape)
+    options = dict(max_new_tokens=2 * shape.chunk_size + 1, max_thought_tokens=limit)
+    with steer(plain, bias):
+        definition = generate_ids(plain, rows, prefill="sequential", **options)
+    with steer(fast, bias):
+        for mode in MODES:
+            for a, b in zip(definition, generate_ids(fast, rows, **mode, **options)):
+                assert all(getattr(a, key) == getattr(b, key) for key in KEYS), mode
+
+
+def test_states_and_keys_equal_the_plain_ones():
+    shape = Shape(layers=4, chunk_size=4, window=5, first_sliding=2)
+    plain, fast = both(shape)
+    rows = [[random.Random(i).randrange(24) for _ in range(n)] for i, n in enumerate((3, 17, 12))]
+    with steer(plain, 3.0), steer(fast, 3.0):
+        a, b = prefill_sequential(plain, rows, 20, 5), prefill_sequential(fast, rows, 20, 5)
+    for row, n in enumerate(a.lengths):
+        torch.testing.assert_close(a.cache.k[:, row, :, :n], b.cache.k[:, row, :, :n], rtol=0, atol=1e-9)
+        torch.testing.assert_close(a.cache.v[:, row, :, :n], b.cache.v[:, row, :, :n], rtol=0, atol=1e-9)
+    torch.testing.assert_close(a.state, b.state, rtol=0, atol=1e-9)
+    torch.testing.assert_close(a.out, b.out, rtol=0, atol=1e-9)
+
+
+def test_two_readings_at_once_do_not_share_a_cache():
+    _, fast = both(Shape())
+    a = prefill_sequential(fast, [[5, 6, 7]], 8, 5)
+    before = a.cache.k.clone()
+    b = prefill_sequential(fast, [[9, 3, 4]], 8, 5)
+    assert torch.equal(a.cache.k, before) and a.cache.k.data_ptr() != b.cache.k.data_ptr()
+    kept = a.cache.k.data_ptr()
+    del a
+    assert prefill_sequential(fast, [[1]], 8, 5).cache.k.data_ptr() == kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float32])
+def test_many_prompts_on_one_fast_model(dtype):
+    rng = random.Random(3)
+    plain, fast = both(Shape(chunk_size=4, kv_heads=1), dtype)
+    with steer(plain, 3.0), steer(fast, 3.0):
+        for _ in range(10):
+            rows = [[rng.randrange(24) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 9))]
+            definition = generate_ids(plain, rows, max_new_tokens=9, max_thought_tokens=5, prefill="sequential")
+            for mode in MODES:
+                for a, b in zip(definition, generate_ids(fast, rows, max_new_tokens=9, max_thought_tokens=5, **mode)):
+                    assert all(getattr(a, key) == getattr(b, key) for key in KEYS), mode
