@@ -1,7 +1,7 @@
 """The same model on CUDA without launch overhead: fused steps in CUDA graphs. `accelerate(model)` is all there is to use.
 
 At batch 1 a step of Qwen2.5-0.5B moves 1 GB of weights, 0.3 ms on an H100; launching its kernels one by one takes 20 ms.
-So every step has a fixed shape (bucketed), runs as 9 kernels a layer, and is replayed as one graph. The plain path in
+So every step has a fixed shape (bucketed), runs as 5 kernels a layer for one token (9 for more), and is replayed as one graph. The plain path in
 thinking.py stays the definition, and the tests compare with it. Inference only; nothing else knows of this file.
 """
 from __future__ import annotations
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from minits.cache import KVCache
+from minits.kernels import decode_attention, matvec, rope_and_store, silu_times
 from minits.qwen import DecoderLayer, Frame
 from minits.thinking import Thought, ThinkingStates
 
@@ -26,42 +27,6 @@ def bucket(n: int) -> int:
     """The next of 1, 2, 3, 4, 6, 8, 12, 16, …: at most a third of a step is padding."""
     power = 1 << max(n - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and n <= power * 3 // 4 else power
-
-
-# -- kernels -------------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def rope_and_store(qkv, table, positions, q_out, k_cache, v_cache, T, S, P, H: tl.constexpr, G: tl.constexpr,
-                   D: tl.constexpr, WIDE: tl.constexpr):
-    """One head of one token: rotates q and k, puts q where attention reads it and k, v into their cache slots."""
-    token, head = tl.program_id(0), tl.program_id(1)
-    half = tl.arange(0, D // 2)
-    at = tl.load(positions + token)
-    source = qkv + (token * (H + 2 * G) + head) * D
-    a, b = tl.load(source + half).to(WIDE), tl.load(source + D // 2 + half).to(WIDE)
-    if head < H + G:
-        cos, sin = tl.load(table + at * D + half).to(WIDE), tl.load(table + (P + at) * D + half).to(WIDE)
-        a, b = a * cos - b * sin, b * cos + a * sin
-    row, t = token // T, token % T
-    folds = H // G
-    if head < H:  # q is [B, G, H/G * T, D]: the heads of a group folded into time
-        target = q_out + (((row * G + head // folds) * folds + head % folds) * T + t) * D
-    elif head < H + G:
-        target = k_cache + ((row * G + head - H) * S + at) * D
-    else:
-        target = v_cache + ((row * G + head - H - G) * S + at) * D
-    tl.store(target + half, a.to(qkv.dtype.element_ty))
-    tl.store(target + D // 2 + half, b.to(qkv.dtype.element_ty))
-
-
-@triton.jit
-def silu_times(gate_up, out, size, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """out = silu(gate) * up for gate_up [tokens, 2 * size]."""
-    token, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    gate = tl.load(gate_up + token * 2 * size + at, at < size, 0.0).to(WIDE)
-    up = tl.load(gate_up + token * 2 * size + size + at, at < size, 0.0).to(WIDE)
-    tl.store(out + token * size + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), at < size)
 
 
 class PackedLayer:
@@ -77,25 +42,55 @@ class PackedLayer:
 
     def run(self, x: Tensor, step: Step, k: Tensor, v: Tensor) -> None:
         """Adds the layer's work to x [B * T, E] in place; k, v [B, G, S + 1, D] are its part of the cache."""
-        layer, (B, T) = self.layer, step.positions.shape
-        normed = F.rms_norm(x, x.shape[1:], layer.input_layernorm.weight, layer.input_layernorm.eps)
-        qkv = torch.addmm(self.bias, normed, self.qkv.T)  # [B * T, (H + 2 G) D]
-        folds = self.heads // self.kv_heads
-        q = x.new_empty(B, self.kv_heads, folds * T, self.head_dim)
+        layer = self.layer
+        qkv = self.product(x, self.qkv, norm=layer.input_layernorm, bias=self.bias)  # [B * T, (H + 2 G) D]
+        attend = self.attend_one if step.positions.shape[1] == 1 else self.attend
+        self.product(attend(qkv, step, k, v), layer.self_attn.o_proj.weight, into=x)
+        hidden = self.product(x, self.gate_up, norm=layer.post_attention_layernorm, gated=True)
+        self.product(hidden, layer.mlp.down_proj.weight, into=x)
+
+    def product(self, x: Tensor, weight: Tensor, *, norm: nn.Module | None = None, bias: Tensor | None = None,
+                gated: bool = False, into: Tensor | None = None) -> Tensor:
+        """norm(x) [M, K] @ weight.T (+ bias, or silu-gated, or added to `into`): one kernel for M = 1, cuBLAS else."""
+        (M, K), size = x.shape, len(weight) // 2 if gated else len(weight)
+        out = x.new_empty(M, size) if into is None else into
+        if M == 1:
+            rows = 4 if weight.numel() < 1 << 22 else 8
+            matvec[(triton.cdiv(size, rows),)](
+                x, norm.weight if norm else x, weight, bias if bias is not None else x, out, out, size, K,
+                norm.eps if norm else 0.0, norm is not None, bias is not None, into is not None, gated, rows,
+                min(triton.next_power_of_2(K), 512), self.wide, num_warps=4)
+            return out
+        if norm:
+            x = F.rms_norm(x, x.shape[1:], norm.weight, norm.eps)
+        if into is not None:
+            return into.addmm_(x, weight.T)
+        if not gated:
+            return torch.addmm(bias, x, weight.T)
+        silu_times[(M, triton.cdiv(size, 1024))](x @ weight.T, out, size, 1024, self.wide)
+        return out
+
+    def attend(self, qkv: Tensor, step: Step, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of T new tokens a row; writes their keys and values. qkv -> [B * T, H D]."""
+        (B, T), folds = step.positions.shape, self.heads // self.kv_heads
+        q = qkv.new_empty(B, self.kv_heads, folds * T, self.head_dim)
         rope_and_store[(B * T, self.heads + 2 * self.kv_heads)](
             qkv, step.table, step.positions, q, k, v, T, k.shape[2], step.table.shape[1], self.heads, self.kv_heads,
             self.head_dim, self.wide, num_warps=1)
-        bias = step.sliding if layer.sliding else step.full
+        bias = step.mask(self.layer.sliding)
         S = bias.shape[-1]
         out = F.scaled_dot_product_attention(q, k[:, :, :S], v[:, :, :S], attn_mask=bias)
-        out = out.reshape(B, self.heads, T, self.head_dim).transpose(1, 2).reshape(B * T, -1)
-        x.addmm_(out, layer.self_attn.o_proj.weight.T)
-        norm = layer.post_attention_layernorm
-        gate_up = F.rms_norm(x, x.shape[1:], norm.weight, norm.eps) @ self.gate_up.T
-        size = gate_up.shape[1] // 2
-        hidden = x.new_empty(B * T, size)
-        silu_times[(B * T, triton.cdiv(size, 1024))](gate_up, hidden, size, 1024, self.wide)
-        x.addmm_(hidden, layer.mlp.down_proj.weight.T)
+        return out.reshape(B, self.heads, T, self.head_dim).transpose(1, 2).reshape(B * T, -1)
+
+    def attend_one(self, qkv: Tensor, step: Step, k: Tensor, v: Tensor) -> Tensor:
+        """The same for one new token a row, in one kernel."""
+        B, folds = len(qkv), self.heads // self.kv_heads
+        out = qkv.new_empty(B, self.heads * self.head_dim)
+        decode_attention[(B, self.kv_heads)](
+            qkv, step.table, step.positions, k, v, out, k.shape[2], step.table.shape[1], step.window or 0,
+            self.head_dim ** -0.5, self.layer.sliding, self.heads, self.kv_heads, self.head_dim,
+            triton.next_power_of_2(folds), 16, self.wide, num_warps=4)
+        return out
 
 
 def pack(modules: list[nn.Linear], name: str) -> Tensor:
@@ -110,21 +105,23 @@ def pack(modules: list[nn.Linear], name: str) -> Tensor:
 
 
 class Step:
-    """What the layers of one step share: positions [B, T], rotation table [2, P, D], additive masks [B, 1, H/G * T, S]."""
+    """What the layers of one step share: positions [B, T], rotation table [2, P, D], masks made when first asked for."""
 
     def __init__(self, model: FastThinkingStates, positions: Tensor, slots: int) -> None:
         config = model.backbone.config
-        self.positions, self.table = positions, model.table
-        at = torch.arange(slots, device=positions.device)
-        seen = at <= positions[..., None]  # [B, T, S]
-        folds = config.num_attention_heads // config.num_key_value_heads
-        zero = torch.zeros((), dtype=model.dtype, device=positions.device)
+        self.positions, self.table, self.slots, self.window = positions, model.table, slots, config.sliding_window
+        self.folds, self.masks = config.num_attention_heads // config.num_key_value_heads, {}
 
-        def additive(visible: Tensor) -> Tensor:
-            return torch.where(visible, zero, -torch.inf).repeat(1, folds, 1)[:, None]
-
-        self.full = additive(seen)
-        self.sliding = additive(seen & (at > positions[..., None] - config.sliding_window)) if config.sliding_layers else None
+    def mask(self, sliding: bool) -> Tensor:
+        """The additive mask [B, 1, H/G * T, S] in the table's dtype, which spares attention a conversion a layer."""
+        if sliding not in self.masks:
+            at = torch.arange(self.slots, device=self.positions.device)
+            seen = at <= self.positions[..., None]  # [B, T, S]
+            if sliding:
+                seen &= at > self.positions[..., None] - self.window
+            additive = torch.zeros_like(seen, dtype=self.table.dtype).masked_fill_(~seen, -torch.inf)
+            self.masks[sliding] = additive.repeat(1, self.folds, 1)[:, None]
+        return self.masks[sliding]
 
 
 # -- graphs --------------------------------------------------------------------------------------------------------------
