@@ -39,12 +39,16 @@ class PackedLayer:
         self.qkv, self.bias = pack(projections, "weight"), pack(projections, "bias")
         self.gate_up = pack([mlp.gate_proj, mlp.up_proj], "weight")
         self.wide = tl.float64 if self.qkv.dtype == torch.float64 else tl.float32
+        # What decode_attention is made for; every real Qwen2.5 fits.
+        self.one_kernel = (self.wide is tl.float32 and self.heads // self.kv_heads <= 16
+                           and self.head_dim in (16, 32, 64, 128))
 
     def run(self, x: Tensor, step: Step, k: Tensor, v: Tensor) -> None:
         """Adds the layer's work to x [B * T, E] in place; k, v [B, G, S + 1, D] are its part of the cache."""
         layer = self.layer
         qkv = self.product(x, self.qkv, norm=layer.input_layernorm, bias=self.bias)  # [B * T, (H + 2 G) D]
-        attend = self.attend_one if step.positions.shape[1] == 1 else self.attend
+        one = step.positions.shape[1] == 1 and self.one_kernel
+        attend = self.attend_one if one else self.attend
         self.product(attend(qkv, step, k, v), layer.self_attn.o_proj.weight, into=x)
         hidden = self.product(x, self.gate_up, norm=layer.post_attention_layernorm, gated=True)
         self.product(hidden, layer.mlp.down_proj.weight, into=x)
@@ -55,11 +59,11 @@ class PackedLayer:
         (M, K), size = x.shape, len(weight) // 2 if gated else len(weight)
         out = x.new_empty(M, size) if into is None else into
         if M == 1:
-            rows = 4 if weight.numel() < 1 << 22 else 8
+            rows = 2 if size < 2048 else 4
             matvec[(triton.cdiv(size, rows),)](
                 x, norm.weight if norm else x, weight, bias if bias is not None else x, out, out, size, K,
                 norm.eps if norm else 0.0, norm is not None, bias is not None, into is not None, gated, rows,
-                min(triton.next_power_of_2(K), 512), self.wide, num_warps=4)
+                min(triton.next_power_of_2(K), 1024), self.wide, num_warps=4)
             return out
         if norm:
             x = F.rms_norm(x, x.shape[1:], norm.weight, norm.eps)
@@ -84,12 +88,11 @@ class PackedLayer:
 
     def attend_one(self, qkv: Tensor, step: Step, k: Tensor, v: Tensor) -> Tensor:
         """The same for one new token a row, in one kernel."""
-        B, folds = len(qkv), self.heads // self.kv_heads
+        B = len(qkv)
         out = qkv.new_empty(B, self.heads * self.head_dim)
         decode_attention[(B, self.kv_heads)](
             qkv, step.table, step.positions, k, v, out, k.shape[2], step.table.shape[1], step.window or 0,
-            self.head_dim ** -0.5, self.layer.sliding, self.heads, self.kv_heads, self.head_dim,
-            triton.next_power_of_2(folds), 16, self.wide, num_warps=4)
+            self.head_dim ** -0.5, self.layer.sliding, self.heads, self.kv_heads, self.head_dim, 64, num_warps=4)
         return out
 
 

@@ -44,24 +44,27 @@ def matvec(x, norm, weight, bias, residual, out, size, K, eps, NORM: tl.constexp
     """ROWS entries of out [size] = weight [size, K] @ x [K], for one token: bound by reading the weights once.
 
     NORM: x goes through RMSNorm with weight `norm` first (every program does it again: K numbers, all in cache).
-    GATED: weight is [2 * size, K], gates above ups, and out = silu(gate) * up. RESIDUAL: adds to what `out` holds.
+    GATED: weight is [2 * size, K], gates above ups, and out = silu(gate) * up. RESIDUAL: adds `residual` [size].
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    squares = tl.zeros([BLOCK], WIDE)
-    total, ups = tl.zeros([ROWS], WIDE), tl.zeros([ROWS], WIDE)
     valid = row < size
+    squares = tl.zeros([BLOCK], WIDE)
+    sums, up_sums = tl.zeros([ROWS, BLOCK], WIDE), tl.zeros([ROWS, BLOCK], WIDE)  # added up along K at the very end
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = k < K
+        both = valid[:, None] & inside[None, :]
+        tile = tl.load(weight + row[:, None] * K + k[None, :], both, 0.0)
+        if GATED:
+            up_tile = tl.load(weight + (size + row)[:, None] * K + k[None, :], both, 0.0)
         part = tl.load(x + k, inside, 0.0).to(WIDE)
         if NORM:
             squares += part * part
             part = part * tl.load(norm + k, inside, 0.0).to(WIDE)
-        where = valid[:, None] & inside[None, :]
-        total += tl.sum(tl.load(weight + row[:, None] * K + k[None, :], where, 0.0).to(WIDE) * part[None, :], axis=1)
+        sums += tile.to(WIDE) * part[None, :]
         if GATED:
-            ups += tl.sum(tl.load(weight + (size + row)[:, None] * K + k[None, :], where, 0.0).to(WIDE) * part[None, :],
-                          axis=1)
+            up_sums += up_tile.to(WIDE) * part[None, :]
+    total, ups = tl.sum(sums, axis=1), tl.sum(up_sums, axis=1)
     if NORM:
         scale = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + eps)
         total, ups = total * scale, ups * scale
@@ -76,54 +79,45 @@ def matvec(x, norm, weight, bias, residual, out, size, K, eps, NORM: tl.constexp
 
 @triton.jit
 def decode_attention(qkv, table, positions, k_cache, v_cache, out, S, P, window, scale, SLIDING: tl.constexpr,
-                     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
-                     WIDE: tl.constexpr):
+                     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
     """One new token a row, one program for a row and kv head: rotates, stores k and v, attends for all its q heads.
 
-    HEADS is H / G rounded up to a power of two. Reads the slots before the token's position (and within `window` of
-    it); the token's own key and value come from registers, so nothing waits for the store.
+    Needs H / G <= 16 and D >= 16, for the products are matrix instructions on 16 heads. Reads the slots before the
+    token's position (and within `window` of it); its own key and value come from registers, so no store is waited for.
     """
     row, g = tl.program_id(0), tl.program_id(1)
     folds: tl.constexpr = H // G
-    half, wide = tl.arange(0, D // 2), tl.arange(0, D)
+    d, head = tl.arange(0, D), tl.arange(0, 16)
+    other = (d + D // 2) % D  # the partner of each entry in the half-split rotation
+    sign = tl.where(d < D // 2, -1.0, 1.0)
     at = tl.load(positions + row)
+    cos, sin = tl.load(table + at * D + d).to(tl.float32), tl.load(table + (P + at) * D + d).to(tl.float32) * sign
     base = qkv + row * (H + 2 * G) * D
-    cos, sin = tl.load(table + at * D + half).to(WIDE), tl.load(table + (P + at) * D + half).to(WIDE)
-    ka = tl.load(base + (H + g) * D + half).to(WIDE)
-    kb = tl.load(base + (H + g) * D + D // 2 + half).to(WIDE)
-    ka, kb = ka * cos - kb * sin, kb * cos + ka * sin
-    v_new = tl.load(base + (H + G + g) * D + wide)
     kind = k_cache.dtype.element_ty
     k_row, v_row = k_cache + (row * G + g) * S * D, v_cache + (row * G + g) * S * D
-    tl.store(k_row + at * D + half, ka.to(kind))
-    tl.store(k_row + at * D + D // 2 + half, kb.to(kind))
-    tl.store(v_row + at * D + wide, v_new)
-    head = tl.arange(0, HEADS)
+    k_new = tl.load(base + (H + g) * D + d).to(tl.float32) * cos + tl.load(base + (H + g) * D + other).to(tl.float32) * sin
+    k_new, v_new = k_new.to(kind), tl.load(base + (H + G + g) * D + d)
+    tl.store(k_row + at * D + d, k_new)
+    tl.store(v_row + at * D + d, v_new)
     real = (head < folds)[:, None]
-    q = base + (g * folds + head)[:, None] * D
-    qa, qb = tl.load(q + half[None, :], real, 0.0).to(WIDE), tl.load(q + D // 2 + half[None, :], real, 0.0).to(WIDE)
-    qa, qb = qa * cos[None, :] - qb * sin[None, :], qb * cos[None, :] + qa * sin[None, :]
-    qa, qb = qa.to(kind).to(WIDE), qb.to(kind).to(WIDE)  # as stored by the step for many tokens
-    ka, kb = ka.to(kind).to(WIDE), kb.to(kind).to(WIDE)
-    top = tl.sum(qa * ka[None, :] + qb * kb[None, :], axis=1) * scale  # [HEADS], the token's own score
-    weight = tl.full([HEADS], 1.0, WIDE)
-    total = tl.zeros([HEADS, D], WIDE) + v_new.to(WIDE)[None, :]
+    q_at = base + (g * folds + head)[:, None] * D
+    q = (tl.load(q_at + d[None, :], real, 0.0).to(tl.float32) * cos[None, :]
+         + tl.load(q_at + other[None, :], real, 0.0).to(tl.float32) * sin[None, :]).to(kind)
+    top = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale  # [16], the token's own score
+    weight = tl.full([16], 1.0, tl.float32)
+    total = tl.zeros([16, D], tl.float32) + v_new.to(tl.float32)[None, :]
     first = tl.maximum(at - window + 1, 0) // BLOCK * BLOCK if SLIDING else 0
     for start in range(first, at, BLOCK):
         slot = start + tl.arange(0, BLOCK)
         seen = slot < at
         if SLIDING:
             seen = seen & (slot > at - window)
-        k = k_row + slot[:, None] * D
-        old_a = tl.load(k + half[None, :], seen[:, None], 0.0).to(WIDE)
-        old_b = tl.load(k + D // 2 + half[None, :], seen[:, None], 0.0).to(WIDE)
-        scores = tl.sum(qa[:, None, :] * old_a[None, :, :] + qb[:, None, :] * old_b[None, :, :], axis=2) * scale
-        scores = tl.where(seen[None, :], scores, float("-inf"))  # [HEADS, BLOCK]
+        k = tl.load(k_row + slot[None, :] * D + d[:, None], (slot < at)[None, :], 0.0)  # [D, BLOCK]
+        v = tl.load(v_row + slot[:, None] * D + d[None, :], (slot < at)[:, None], 0.0)  # [BLOCK, D]
+        scores = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         fade, part = tl.exp(top - higher), tl.exp(scores - higher[:, None])
-        old_v = tl.load(v_row + slot[:, None] * D + wide[None, :], seen[:, None], 0.0).to(WIDE)
-        total = total * fade[:, None] + tl.sum(part[:, :, None] * old_v[None, :, :], axis=1)
+        total = total * fade[:, None] + tl.dot(part.to(kind), v, input_precision="ieee")
         weight = weight * fade + tl.sum(part, axis=1)
         top = higher
-    result = (total / weight[:, None]).to(kind)
-    tl.store(out + (row * H + g * folds + head)[:, None] * D + wide[None, :], result, real)
+    tl.store(out + (row * H + g * folds + head)[:, None] * D + d[None, :], (total / weight[:, None]).to(kind), real)

@@ -58,13 +58,16 @@ def test_two_readings_at_once_do_not_share_a_cache():
     assert prefill_sequential(fast, [[1]], 8, 5).cache.k.data_ptr() == kept
 
 
-@pytest.mark.parametrize("dtype", [torch.float32])
-def test_many_prompts_on_one_fast_model(dtype):
+@pytest.mark.parametrize("shape", [
+    Shape(chunk_size=4, kv_heads=1), Shape(chunk_size=4, head_dim=16, seed=1),
+    Shape(chunk_size=5, head_dim=32, heads=14, seed=2), Shape(chunk_size=3, head_dim=16, window=9, first_sliding=1, seed=3)],
+    ids=["small heads", "one kernel", "one kernel, 7 heads a group", "one kernel, sliding"])
+def test_many_prompts_on_one_fast_model_in_float32(shape):
     rng = random.Random(3)
-    plain, fast = both(Shape(chunk_size=4, kv_heads=1), dtype)
+    plain, fast = both(shape, torch.float32)
     with steer(plain, 3.0), steer(fast, 3.0):
-        for _ in range(10):
-            rows = [[rng.randrange(24) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 9))]
+        for _ in range(6):
+            rows = [[rng.randrange(24) for _ in range(rng.randint(1, 150))] for _ in range(rng.choice([1, 1, 2, 5]))]
             definition = generate_ids(plain, rows, max_new_tokens=9, max_thought_tokens=5, prefill="sequential")
             for mode in MODES:
                 for a, b in zip(definition, generate_ids(fast, rows, max_new_tokens=9, max_thought_tokens=5, **mode)):
