@@ -15,11 +15,12 @@ from shlex import quote
 import torch
 
 from minits import evaluate as evaluation
-from minits.config import (RECIPES, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
+from minits.bench import bench as measure
+from minits.config import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
                            resolve_train, task_options)
 from minits.files import listing, write_text
 from minits.generation import GenerationConfig, GenerationResult, generate_ids
-from minits.records import record
+from minits.records import machine, record
 from minits.supervision import encode_example, render_marked
 from minits.tasks import TASKS, draw_example, make_task
 from minits.thinking import ThinkingConfig, ThinkingStates
@@ -263,6 +264,38 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
                                  predictions=Path(config.out) if config.out else None)
     print(evaluation.describe(report), flush=True)
     return record(asdict(report), device=device, seed=config.seed), 0
+
+
+# -- bench ---------------------------------------------------------------------------------------------------------------
+
+
+def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
+    """Measures inference; one line a measurement."""
+    if config.part not in ("prefill", "decode", "all") or config.repeats < 1 or not config.model:
+        raise ValueError(f"bench {config.part} --model {config.model!r} --repeats {config.repeats}: the part is prefill, "
+                         "decode or all, --model names real weights, and --repeats is at least 1.")
+    device, dtype = resolve_device(config.device, config.dtype)
+    folder = resolve(config.model, config.revision)
+    model, _ = load(folder, getattr(torch, dtype), device, chunk_size=config.chunk_size)
+    fast = device.startswith("cuda") and not config.plain
+    note(f"{config.model} in {dtype} on {machine(device)}, {'graphs' if fast else 'plain path'}")
+    lines = measure(accelerate(model) if fast else model, str(folder), parts=config.part, repeats=config.repeats)
+    for line in lines:
+        print(json.dumps(rounded(line)), flush=True)
+    return record({"path": "graphs" if fast else "plain", "dtype": dtype, "lines": lines}, device=device), 0
+
+
+def accelerate(model: ThinkingStates) -> ThinkingStates:
+    """minits.fast.accelerate, imported only where it can run: Triton comes with CUDA builds of torch."""
+    from minits.fast import accelerate as on_cuda
+    return on_cuda(model)
+
+
+def rounded(value):
+    """`value` with every float to 4 significant digits, for reading."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------

@@ -126,6 +126,21 @@ class DataConfig:
     json: bool = setting(False, JSON)
 
 
+@dataclass(frozen=True)
+class BenchConfig:
+    """`run.py bench`: speed of inference on real weights."""
+
+    part: str = field(default="all", metadata={"positional": True, "help": "prefill, decode or all (default)"})
+    model: str = setting("", "model folder or hub id (needed: the speed of a toy says nothing)")
+    revision: str | None = setting(None, "branch, tag or commit of a hub id")
+    chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
+    repeats: int = setting(10, "timed calls; the median is reported")
+    plain: bool = setting(False, "measure the plain path, without graphs, on cuda too")
+    device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
+    dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
+    json: bool = setting(False, JSON)
+
+
 def task_options(config) -> dict:
     """The settings of any of these configurations that belong to the task and were given."""
     return {key: value for key in ("variables", "modulus") if (value := getattr(config, key)) is not None}

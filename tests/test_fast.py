@@ -6,6 +6,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 from strategies import Shape, biases, fresh, prompts, shapes, steer
 
+from test_prefill import differing_margin
+
 from minits.generation import generate_ids
 from minits.prefill import prefill_sequential
 

@@ -1,0 +1,198 @@
+"""`run.py bench`: how fast inference is, beside the limits of the machine it runs on.
+
+Every time is the median of repeats, warm-up and graph capture apart. A share says how much of the limit is reached:
+weight bytes over the measured copy bandwidth for decoding, operations over the measured matrix rate for prefill.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from minits.generation import GenerationConfig, decode, generate_ids, prefill
+from minits.thinking import Thought, ThinkingStates
+
+
+def timed(function: Callable[[], object], repeats: int) -> dict:
+    """Milliseconds: median, least and most of `repeats` calls, and the first call (compilation, capture, caches)."""
+    def once() -> float:
+        synchronise()
+        start = time.perf_counter()
+        function()
+        synchronise()
+        return (time.perf_counter() - start) * 1e3
+
+    first = once()
+    once()
+    times = [once() for _ in range(repeats)]
+    return {"ms": median(times), "least": min(times), "most": max(times), "first": first}
+
+
+def synchronise() -> None:
+    """Waits for the card, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def machine_limits(device: torch.device, dtype: torch.dtype) -> dict:
+    """Measured copy bandwidth (bytes/s, read and written) and matrix rate (operations/s) in `dtype`."""
+    size, n = (1 << 30, 8192) if device.type == "cuda" else (1 << 26, 1024)
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    a = torch.randn(n, n, device=device).to(dtype)
+    copy = timed(lambda: target.copy_(source), 10)["ms"]
+    product = timed(lambda: a @ a, 10)["ms"]
+    return {"bandwidth": 2 * size / copy * 1e3, "matmul": 2 * n ** 3 / product * 1e3}
+
+
+class Forced(torch.nn.Module):
+    """A model whose thoughts are laid down: chunk k thinks `length` tokens if it is in `where`, else nothing.
+
+    T runs in full, as many steps as such a thought takes, and only its result is overridden, so that the time is that
+    of a model which thinks so. For one row, with whole chunks, and trivial drafts or sequential prefill.
+    """
+
+    def __init__(self, model: ThinkingStates, chunks: int, where: set[int], length: int) -> None:
+        super().__init__()
+        self.model, self.chunks, self.where, self.length, self.next = model, chunks, where, length, 0
+        self.end = model.config.thought_end
+        self.thought = [(self.end + 1) % 1000] * length + [self.end]
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.model, name)
+
+    def begin_thoughts(self, h: torch.Tensor, max_thought_tokens: int):
+        """The real pass of T; which chunks think is then read from the plan."""
+        cache, first = self.model.begin_thoughts(h, max_thought_tokens)
+        start = self.next if len(h) == 1 and self.next < self.chunks - 1 else self.chunks - len(h)
+        self.next = start + 1 if len(h) == 1 else 0
+        plan = [self.thought[0] if start + i in self.where else self.end for i in range(len(h))]
+        return cache, torch.tensor(plan, device=first.device)
+
+    def finish_thoughts(self, cache, first: torch.Tensor, max_thought_tokens: int) -> list[Thought]:
+        """T decodes the plan's number of tokens (it is kept from ending earlier); the ids are the plan's."""
+        if int(first[0]) == self.end:
+            return [Thought([self.end])]
+        self.model.blocked[self.end] = True
+        self.model.finish_thoughts(cache, first, self.length + 1)
+        self.model.blocked[self.end] = False
+        return [Thought(list(self.thought)) for _ in first]
+
+
+def weights_bytes(model: ThinkingStates) -> int:
+    """Bytes of weights that one plain decoding step reads: layers, norm and unembedding."""
+    backbone = model.backbone
+    parts = [*backbone.model.layers.parameters(), backbone.model.norm.weight, backbone.lm_head.weight]
+    return sum(p.numel() * p.element_size() for p in parts)
+
+
+def prompt_of(tokens: int) -> list[int]:
+    """Some ids."""
+    return [5 + 37 * i % 990 for i in range(tokens)]
+
+
+def bench_decode(model: ThinkingStates, limits: dict, *, batches: tuple[int, ...], repeats: int) -> list[dict]:
+    """Tokens/s of plain decoding after a prompt of 128 tokens, beside the bandwidth limit of batch 1."""
+    lines, new = [], 64
+    for batch in batches:
+        def run(tokens: int) -> None:
+            generate_ids(model, [prompt_of(128)] * batch, max_new_tokens=tokens, think=False, eos_ids=[])
+        one, many = timed(lambda: run(1), repeats), timed(lambda: run(new + 1), repeats)
+        rate = batch * new / (many["ms"] - one["ms"]) * 1e3
+        limit = batch * limits["bandwidth"] / weights_bytes(model)
+        lines.append({"what": "decode, plain", "batch": batch, "tokens_per_s": rate, "limit": limit,
+                      "share": rate / limit, "prefill_128": one})
+    return lines
+
+
+def bench_prefill(model: ThinkingStates, limits: dict, *, chunks: int, where: list[int], lengths: tuple[int, ...],
+                  repeats: int) -> list[dict]:
+    """Prefill of `chunks` whole chunks: plain, then sequential against `trivial` with R thoughts laid down.
+
+    The bound is what rounds and passes allow: K passes against R + 1, each costing what it costs at its width.
+    """
+    c, lines = model.config.chunk_size, []
+    ids = prompt_of(chunks * c)
+    parameters = sum(p.numel() for p in model.backbone.model.layers.parameters())
+    plain = timed(lambda: prefill(model, [ids], GenerationConfig(max_new_tokens=1, think=False)), repeats)
+    lines.append({"what": "prefill, plain", "tokens": len(ids)} | plain |
+                 {"share": 2 * parameters * len(ids) / limits["matmul"] / plain["ms"] * 1e3})
+    for count in where:
+        spread = {round((i + 0.5) * (chunks - 1) / count) for i in range(count)} if count else set()
+        for length in lengths if count else lengths[:1]:
+            times = {}
+            for how in ("sequential", "speculative"):
+                forced = Forced(model, chunks, spread, length)
+                config = GenerationConfig(max_new_tokens=1, prefill=how, max_thought_tokens=32)
+                reading = prefill(forced, [ids], config)
+                entered = sum(not z.trivial for z in reading.thoughts[0][:-1])
+                if entered != len(spread):
+                    raise RuntimeError(f"bench: {entered} thoughts entered where {len(spread)} were laid down")
+                forced.next = 0
+
+                def run(forced=forced, config=config) -> None:
+                    forced.next = 0
+                    prefill(forced, [ids], config)
+                times[how] = timed(run, repeats)
+            ratio = times["sequential"]["ms"] / times["speculative"]["ms"]
+            lines.append({"what": "prefill, trivial over sequential", "chunks": chunks, "R": count,
+                          "thought_tokens": length, "sequential": times["sequential"], "trivial": times["speculative"],
+                          "ratio": ratio, "bound_rounds": chunks / (count + 1)})
+    return lines
+
+
+def bench_end_to_end(model: ThinkingStates, *, chunks: int, steps: int, length: int, answer: int,
+                     repeats: int) -> dict:
+    """Thinking States (steps laid down while reading) against CoT (the same steps decoded), to the same answer."""
+    ids = prompt_of(chunks * model.config.chunk_size)
+    where = {round((i + 0.5) * (chunks - 1) / steps) for i in range(steps)}
+    forced = Forced(model, chunks, where, length)
+    config = GenerationConfig(max_new_tokens=answer, eos_ids=[], think_while_decoding=False, max_thought_tokens=32)
+
+    def thinking() -> None:
+        forced.next = 0
+        list(decode(forced, prefill(forced, [ids], config), config))
+
+    def chain() -> None:
+        generate_ids(model, [ids], max_new_tokens=answer + steps * length, think=False, eos_ids=[])
+    ours, theirs = timed(thinking, repeats), timed(chain, repeats)
+    return {"what": "end to end, CoT over Thinking States", "chunks": chunks, "steps": steps, "step_tokens": length,
+            "answer_tokens": answer, "cot": theirs, "thinking": ours, "ratio": theirs["ms"] / ours["ms"]}
+
+
+def bench_transformers(folder: str, device: torch.device, dtype: torch.dtype, repeats: int) -> list[dict]:
+    """The same plain prefill and decoding in transformers (eager), where it is installed; else nothing."""
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        return []
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    ids = torch.tensor([prompt_of(128)], device=device)
+
+    def run(tokens: int) -> None:
+        model.generate(ids, min_new_tokens=tokens, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    one, many = timed(lambda: run(1), repeats), timed(lambda: run(33), repeats)
+    return [{"what": "transformers eager, decode", "batch": 1, "tokens_per_s": 32 / (many["ms"] - one["ms"]) * 1e3,
+             "prefill_128": one}]
+
+
+def bench(model: ThinkingStates, folder: str, *, parts: str, repeats: int) -> list[dict]:
+    """All measurements of `parts` ("prefill", "decode" or "all") on `model`, one dict a line."""
+    device, dtype = model.device, model.backbone.lm_head.weight.dtype
+    limits = machine_limits(device, dtype)
+    lines = [{"what": "limits", "copy_TB_per_s": limits["bandwidth"] / 1e12, "matmul_TFLOP_per_s": limits["matmul"] / 1e12,
+              "weights_GB": weights_bytes(model) / 1e9}]
+    cuda = device.type == "cuda"
+    if parts in ("decode", "all"):
+        lines += bench_decode(model, limits, batches=(1, 64) if cuda else (1,), repeats=repeats)
+    if parts in ("prefill", "all"):
+        lines += bench_prefill(model, limits, chunks=16, where=[0, 2, 5], lengths=(1, 8), repeats=repeats)
+    if parts == "all":
+        lines.append(bench_end_to_end(model, chunks=16, steps=3, length=8, answer=8, repeats=repeats))
+        lines += bench_transformers(folder, device, dtype, repeats)
+    return lines
