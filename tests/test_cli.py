@@ -247,7 +247,7 @@ def test_help_of_every_command_exits_0_and_explains_every_flag(command, empty):
     assert status == 0 and err == "" and out.startswith(f"usage: run.py {command}")
     shown = "".join(out.split())  # argparse wraps lines, at hyphens too
     for field in fields(run.COMMANDS[command][0]):
-        flag = field.name if field.name in ("task", "prompt") else "--" + field.name.replace("_", "-")
+        flag = field.name if field.name in ("task", "prompt", "part") else "--" + field.name.replace("_", "-")
         assert flag.lower() in shown.lower()
         assert "".join(field.metadata.get("help", "").split()) in shown, field.name
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from strategies import Shape, biases, fresh, prompts, shapes, steer
-
 from test_prefill import differing_margin
 
 from minits.generation import generate_ids
@@ -70,7 +69,11 @@ def test_many_prompts_on_one_fast_model_in_float32(shape):
     with steer(plain, 3.0), steer(fast, 3.0):
         for _ in range(6):
             rows = [[rng.randrange(24) for _ in range(rng.randint(1, 150))] for _ in range(rng.choice([1, 1, 2, 5]))]
-            definition = generate_ids(plain, rows, max_new_tokens=9, max_thought_tokens=5, prefill="sequential")
+            options = dict(max_new_tokens=9, max_thought_tokens=5)
+            definition = generate_ids(plain, rows, prefill="sequential", **options)
             for mode in MODES:
-                for a, b in zip(definition, generate_ids(fast, rows, max_new_tokens=9, max_thought_tokens=5, **mode)):
-                    assert all(getattr(a, key) == getattr(b, key) for key in KEYS), mode
+                for ids, a, b in zip(rows, definition, generate_ids(fast, rows, **options, **mode)):
+                    if (a.ids, a.thought_ids) != (b.ids, b.thought_ids):  # in float32 a near-tie may flip
+                        where, margin = differing_margin(plain, ids, a, b, options)
+                        print(f"{mode}: {where}, margin {margin:.1e}")
+                        assert margin < 1e-4
