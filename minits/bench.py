@@ -12,7 +12,7 @@ from statistics import median
 import torch
 
 from minits.generation import GenerationConfig, decode, generate_ids, prefill
-from minits.thinking import Thought, ThinkingStates
+from minits.thinking import Thought, ThinkingStates, on_device
 
 
 def timed(function: Callable[[], object], repeats: int) -> dict:
@@ -72,7 +72,7 @@ class Forced(torch.nn.Module):
         start = self.next if len(h) == 1 and self.next < self.chunks - 1 else self.chunks - len(h)
         self.next = start + 1 if len(h) == 1 else 0
         plan = [self.thought[0] if start + i in self.where else self.end for i in range(len(h))]
-        return cache, torch.tensor(plan, device=first.device)
+        return cache, on_device(plan, first.device)
 
     def finish_thoughts(self, cache, first: torch.Tensor, max_thought_tokens: int) -> list[Thought]:
         """T decodes the plan's number of tokens (it is kept from ending earlier); the ids are the plan's."""

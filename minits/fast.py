@@ -200,7 +200,9 @@ class FastThinkingStates(ThinkingStates):
         """x [B, T, E] through `layers` as one graph; T is padded to the next bucket, the padding goes to waste."""
         B, T, E = x.shape
         extra = bucket(T) - T
-        cache, positions = frame.cache, F.pad(frame.positions, (0, extra), value=frame.cache.waste)
+        cache, positions = frame.cache, frame.positions
+        if extra:
+            x, positions = F.pad(x, (0, 0, 0, extra)), F.pad(positions, (0, extra), value=cache.waste)
 
         def run(x: Tensor, positions: Tensor) -> Tensor:
             flat, step = x.reshape(-1, E).clone(), Step(self, positions, cache.slots)
@@ -208,7 +210,7 @@ class FastThinkingStates(ThinkingStates):
                 self.layers[i].run(flat, step, cache.k[i], cache.v[i])
             return (finish(flat) if finish else flat).view(x.shape)
 
-        return self.graphs((name, cache.k.data_ptr()), run, F.pad(x, (0, 0, 0, extra)), positions)[:, :T]
+        return self.graphs((name, cache.k.data_ptr()), run, x, positions)[:, :T]
 
     def lower(self, ids: Tensor, frame: Frame) -> Tensor:
         x = self.backbone.model.embed_tokens(ids)
@@ -261,7 +263,8 @@ class FastThinkingStates(ThinkingStates):
             positions = torch.arange(c, device=h.device)[None].expand(rows, c).contiguous()
             return self.think_step(h, positions, cache)
 
-        return cache, self.graphs(("begin", cache.k.data_ptr()), run, F.pad(h, (0, 0, 0, 0, 0, rows - N)))[:N]
+        h = F.pad(h, (0, 0, 0, 0, 0, rows - N)) if rows > N else h
+        return cache, self.graphs(("begin", cache.k.data_ptr()), run, h)[:N]
 
     def think_step(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """T on x [N, T, E] at `positions` [N, T]: the ids [N] picked after the last one."""

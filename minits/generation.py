@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from minits.prefill import DRAFTS, Reading, complete_chunks, prefill_sequential, prefill_speculative
-from minits.thinking import Thought, ThinkingStates
+from minits.thinking import Thought, ThinkingStates, on_device
 
 PREFILLS = ("speculative", "sequential")
 
@@ -106,8 +106,7 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
         steps = min(left, *(c - reading.lengths[b] % c for b in active))
         at = [reading.lengths[b] if b in active else waste for b in range(len(tokens))]
         picked = model.read_tokens(
-            torch.tensor(tokens, device=device), torch.tensor(at, device=device), reading.state, reading.open_h,
-            reading.cache, steps=steps, span=max(reading.lengths[b] for b in active) + steps).tolist()  # [steps, B]
+            on_device(tokens, device), on_device(at, device), reading.state, reading.open_h, reading.cache, steps=steps, span=max(reading.lengths[b] for b in active) + steps).tolist()  # [steps, B]
         for row in picked[:-1]:
             for b in active:
                 yield b, row[b]
@@ -120,7 +119,7 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
             thoughts = complete_chunks(model, reading, completed, reading.open_h, config.max_thought_tokens)
             yield from zip(completed, thoughts)
         elif completed:
-            reading.state[torch.tensor(completed, device=device)] = 0.0
+            reading.state[on_device(completed, device)] = 0.0
 
 
 def stream_ids(model: ThinkingStates, prompt: Sequence[int], **options) -> Iterator[int | Thought]:

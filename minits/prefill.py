@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from minits.cache import KVCache
-from minits.thinking import Thought, ThinkingStates, pad
+from minits.thinking import Thought, ThinkingStates, on_device, pad
 
 DRAFTS = ("trivial", "carry", "both")  # what a round expects of the thoughts it has not seen yet
 
@@ -47,8 +47,9 @@ def positions_from(reading: Reading, starts: Sequence[int], width: int, ends: Se
     """
     device = reading.state.device
     stops = [min(pair) for pair in zip(reading.lengths, ends or reading.lengths)]
-    positions = torch.tensor(starts, device=device)[:, None] + torch.arange(width, device=device)
-    return torch.where(positions < torch.tensor(stops, device=device)[:, None], positions, reading.cache.waste)
+    edges = on_device([starts, stops], device)  # [2, B]
+    positions = edges[0][:, None] + torch.arange(width, device=device)
+    return torch.where(positions < edges[1][:, None], positions, reading.cache.waste)
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def complete_chunks(model: ThinkingStates, reading: Reading, rows: list[int], h:
     """Thinks for the rows that have just completed a chunk, its H being h[row] [c, E]; sets their next state."""
     if not rows or not model.thinks:
         return []
-    index = torch.tensor(rows, device=h.device)
+    index = on_device(rows, h.device)
     thoughts = model.finish_thoughts(*model.begin_thoughts(h[index], max_thought_tokens), max_thought_tokens)
     reading.state[index] = model.states([thought.ids for thought in thoughts])
     for b, thought in zip(rows, thoughts):
@@ -245,7 +246,7 @@ def think_ahead(model: ThinkingStates, h: Tensor, complete: Sequence[int], max_t
     places = [(b, k) for b, n in enumerate(complete) for k in range(n)]
     if not places:
         return [[] for _ in complete]
-    b_index, k_index = torch.tensor(places, device=h.device).T
+    b_index, k_index = on_device(places, h.device).T
     cache, first = model.begin_thoughts(h[b_index, k_index], max_thought_tokens)
     found: list[list[Thought]] = [[] for _ in complete]
     wanted: list[tuple[int, int, int]] = []  # (place, row, index in the row's list) of thoughts to decode
@@ -259,7 +260,7 @@ def think_ahead(model: ThinkingStates, h: Tensor, complete: Sequence[int], max_t
                 ended.add(b)
         found[b].append(trivial)
     if wanted:
-        chosen = torch.tensor([place for place, _, _ in wanted], device=h.device)
+        chosen = on_device([place for place, _, _ in wanted], h.device)
         decoded = model.finish_thoughts(cache.select(chosen), first[chosen], max_thought_tokens)
         for (_, b, i), thought in zip(wanted, decoded):
             found[b][i] = thought

@@ -221,13 +221,13 @@ class ThinkingStates(nn.Module):
         states = weight.new_zeros(len(thoughts), self.config.chunk_size, weight.shape[1])
         if full := [i for i, ids in enumerate(thoughts) if len(ids) > 1]:
             padded, lengths = self.pad_thoughts([thoughts[i] for i in full])
-            states[torch.tensor(full, device=self.device)] = self.compress(padded, lengths)
+            states[on_device(full, self.device)] = self.compress(padded, lengths)
         return states
 
     def pad_thoughts(self, thoughts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """(ids [R, n] padded to n >= c, lengths [R]) of `thoughts`."""
         width = max([self.config.chunk_size, *map(len, thoughts)])
-        lengths = torch.tensor([len(ids) for ids in thoughts], dtype=torch.long, device=self.device)
+        lengths = on_device([len(ids) for ids in thoughts], self.device)
         return pad(thoughts, self.config.pad_id, width, self.device), lengths
 
     # -- decoding ----------------------------------------------------------------------------------------------------
@@ -314,7 +314,16 @@ def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return sum(checkpoint(part, h, y, use_reentrant=False, preserve_rng_state=False) for h, y in slices)
 
 
+def on_device(values: Sequence, device: torch.device | str) -> Tensor:
+    """Whole numbers (or nested rows of them) as an int64 tensor on `device`, without waiting for the device.
+
+    A plain `torch.tensor(values, device="cuda")` waits until the card has done all it was given before (measured: a
+    third of a speculative prefill); from pinned memory the copy takes its place in the queue.
+    """
+    tensor = torch.tensor(values, dtype=torch.long)
+    return tensor.pin_memory().to(device, non_blocking=True) if torch.device(device).type == "cuda" else tensor
+
+
 def pad(rows: Sequence[Sequence[int]], value: int, width: int, device: torch.device | str) -> Tensor:
     """Rows of ids, padded on the right with `value`: [len(rows), width], int64."""
-    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.long,
-                        device=device).view(len(rows), width)
+    return on_device([[*row, *[value] * (width - len(row))] for row in rows], device).view(len(rows), width)
