@@ -161,8 +161,51 @@ def bench_end_to_end(model: ThinkingStates, *, chunks: int, steps: int, length: 
     def chain() -> None:
         generate_ids(model, [ids], max_new_tokens=answer + steps * length, think=False, eos_ids=[])
     ours, theirs = timed(thinking, repeats), timed(chain, repeats)
+
+    # The bound: the same passes, each at the speed it has alone. A round costs what a plain prefill of its chunks does
+    # (less the layers that run once); a thought its T steps, measured as one long thought; an answer token its step.
+    def plain_prefill(width: int) -> float:
+        config = GenerationConfig(max_new_tokens=1, think=False)
+        return timed(lambda: prefill(model, [ids[:width * model.config.chunk_size]], config), repeats)["ms"]
+    starts = [0, *(k + 1 for k in sorted(where))]
+    rounds = sum(plain_prefill(chunks - start) for start in starts)
+    h = torch.zeros(1, model.config.chunk_size, model.backbone.config.hidden_size, device=model.device,
+                    dtype=model.backbone.lm_head.weight.dtype)
+
+    def think(tokens: int) -> None:
+        model.blocked[model.config.thought_end] = True
+        model.finish_thoughts(*model.begin_thoughts(h, 32), tokens)
+        model.blocked[model.config.thought_end] = False
+    token = (timed(lambda: think(25), repeats)["ms"] - timed(lambda: think(9), repeats)["ms"]) / 16
+    step = (theirs["ms"] - plain_prefill(chunks)) / (answer + steps * length - 1)
+    bound = theirs["ms"] / (rounds + steps * (length + 1) * token + (answer - 1) * step)
+    ratio = theirs["ms"] / ours["ms"]
     return {"what": "end to end, CoT over Thinking States", "chunks": chunks, "steps": steps, "step_tokens": length,
-            "answer_tokens": answer, "cot": theirs, "thinking": ours, "ratio": theirs["ms"] / ours["ms"]}
+            "answer_tokens": answer, "cot": theirs, "thinking": ours, "ratio": ratio, "bound": bound,
+            "share": ratio / bound, "rounds_ms": rounds, "thought_token_ms": token, "answer_token_ms": step}
+
+
+def bench_transformers(
+
+def bench_drafts(model: ThinkingStates, prompts: list[list[int]], repeats: int) -> list[dict]:
+    """Prefill of real prompts by a trained model, one at a time, with its own thoughts: every way beside sequential.
+
+    `carry` and `both` are measured only so, for laid-down thoughts would flatter them.
+    """
+    lines = []
+    ways = [("sequential", "trivial", None), *(("speculative", draft, window) for window in (None, 1, 2, 4)
+                                               for draft in ("trivial", "carry", "both"))]
+    for how, draft, window in ways:
+        config = GenerationConfig(max_new_tokens=1, prefill=how, draft=draft, window=window)
+        rounds: list[int] = []
+
+        def run(config=config, rounds=rounds) -> None:
+            rounds[:] = [prefill(model, [ids], config).rounds[0] for ids in prompts]
+        time_taken = timed(run, repeats)
+        lines.append({"what": "prefill by a trained model", "prompts": len(prompts), "prefill": how, "draft": draft,
+                      "window": window, "rounds": sum(rounds) / len(rounds), "time": time_taken,
+                      "over_sequential": time_taken["ms"] / (lines[0]["time"]["ms"] if lines else time_taken["ms"])})
+    return lines
 
 
 def bench_transformers(folder: str, device: torch.device, dtype: torch.dtype, repeats: int) -> list[dict]:

@@ -15,7 +15,7 @@ from shlex import quote
 import torch
 
 from minits import evaluate as evaluation
-from minits.bench import bench as measure
+from minits.bench import bench as measure, bench_drafts
 from minits.config import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
                            resolve_train, task_options)
 from minits.files import listing, write_text
@@ -271,15 +271,25 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
 
 def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
     """Measures inference; one line a measurement."""
-    if config.part not in ("prefill", "decode", "all") or config.repeats < 1 or not config.model:
-        raise ValueError(f"bench {config.part} --model {config.model!r} --repeats {config.repeats}: the part is prefill, "
-                         "decode or all, --model names real weights, and --repeats is at least 1.")
+    if config.part not in ("prefill", "decode", "all", "drafts") or config.repeats < 1:
+        raise ValueError(f"bench {config.part} --repeats {config.repeats}: the part is prefill, decode, drafts or all, "
+                         "and --repeats is at least 1.")
+    source = config.run if config.part == "drafts" else config.model
+    if not source:
+        raise ValueError(f"bench {config.part} needs {'--run FOLDER' if config.part == 'drafts' else '--model FOLDER'}: "
+                         "the weights to measure.")
     device, dtype = resolve_device(config.device, config.dtype)
-    folder = resolve(config.model, config.revision)
-    model, _ = load(folder, getattr(torch, dtype), device, chunk_size=config.chunk_size)
+    folder = local(source) if config.part == "drafts" else resolve(source, config.revision)
+    model, tokenizer = load(folder, getattr(torch, dtype), device, chunk_size=config.chunk_size)
     fast = device.startswith("cuda") and not config.plain
-    note(f"{config.model} in {dtype} on {machine(device)}, {'graphs' if fast else 'plain path'}")
-    lines = measure(accelerate(model) if fast else model, str(folder), parts=config.part, repeats=config.repeats)
+    model = accelerate(model) if fast else model
+    note(f"{source} in {dtype} on {machine(device)}, {'graphs' if fast else 'plain path'}")
+    if config.part == "drafts":
+        task = make_task(read_about(checkpoint_of(folder))["task"])
+        examples = [draw_example(task, seed=7, split="bench", index=i, operations=(10, 40)) for i in range(16)]
+        lines = bench_drafts(model, [tokenizer.encode(example.prompt) for example in examples], config.repeats)
+    else:
+        lines = measure(model, str(folder), parts=config.part, repeats=config.repeats)
     for line in lines:
         print(json.dumps(rounded(line)), flush=True)
     return record({"path": "graphs" if fast else "plain", "dtype": dtype, "lines": lines}, device=device), 0

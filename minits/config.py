@@ -130,10 +130,11 @@ class DataConfig:
 class BenchConfig:
     """`run.py bench`: speed of inference on real weights."""
 
-    part: str = field(default="all", metadata={"positional": True, "help": "prefill, decode or all (default)"})
-    model: str = setting("", "model folder or hub id (needed: the speed of a toy says nothing)")
+    part: str = field(default="all", metadata={"positional": True, "help": "prefill, decode, drafts or all (default: all but drafts)"})
+    model: str | None = setting(None, "model folder or hub id: real weights, for the speed of a toy says nothing")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
+    run: str | None = setting(None, "bench drafts: a trained run, whose task gives the prompts")
     repeats: int = setting(10, "timed calls; the median is reported")
     plain: bool = setting(False, "measure the plain path, without graphs, on cuda too")
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
