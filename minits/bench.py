@@ -185,8 +185,6 @@ def bench_end_to_end(model: ThinkingStates, *, chunks: int, steps: int, length: 
             "share": ratio / bound, "rounds_ms": rounds, "thought_token_ms": token, "answer_token_ms": step}
 
 
-def bench_transformers(
-
 def bench_drafts(model: ThinkingStates, prompts: list[list[int]], repeats: int) -> list[dict]:
     """Prefill of real prompts by a trained model, one at a time, with its own thoughts: every way beside sequential.
 
