@@ -107,6 +107,11 @@ def pack(modules: list[nn.Linear], name: str) -> Tensor:
     return whole
 
 
+def place(cache: KVCache) -> tuple[int, ...]:
+    """What a graph knows of a cache: where its tensors lie. Part of the key of every graph that uses one."""
+    return cache.k.data_ptr(), cache.v.data_ptr(), cache.slots
+
+
 class Step:
     """What the layers of one step share: positions [B, T], rotation table [2, P, D], masks made when first asked for."""
 
@@ -210,7 +215,7 @@ class FastThinkingStates(ThinkingStates):
                 self.layers[i].run(flat, step, cache.k[i], cache.v[i])
             return (finish(flat) if finish else flat).view(x.shape)
 
-        return self.graphs((name, cache.k.data_ptr()), run, x, positions)[:, :T]
+        return self.graphs((name, *place(cache)), run, x, positions)[:, :T]
 
     def lower(self, ids: Tensor, frame: Frame) -> Tensor:
         x = self.backbone.model.embed_tokens(ids)
@@ -247,7 +252,7 @@ class FastThinkingStates(ThinkingStates):
 
         rows, picked = torch.arange(len(tokens), device=tokens.device), []
         for _ in range(steps):
-            out = self.graphs(("read", cache.k.data_ptr()), run, tokens, positions, state)
+            out = self.graphs(("read", *place(cache)), run, tokens, positions, state)
             open_h[rows, positions % c] = out[:, 1:].to(open_h.dtype)
             tokens = out[:, 0].long()
             picked.append(tokens)
@@ -264,7 +269,7 @@ class FastThinkingStates(ThinkingStates):
             return self.think_step(h, positions, cache)
 
         h = F.pad(h, (0, 0, 0, 0, 0, rows - N)) if rows > N else h
-        return cache, self.graphs(("begin", cache.k.data_ptr()), run, h)[:N]
+        return cache, self.graphs(("begin", *place(cache)), run, h)[:N]
 
     def think_step(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """T on x [N, T, E] at `positions` [N, T]: the ids [N] picked after the last one."""
@@ -288,7 +293,7 @@ class FastThinkingStates(ThinkingStates):
         position = torch.full((1,), self.config.chunk_size, device=first.device)
         alive = first != end
         for _ in range(max_thought_tokens - 1):
-            tokens.append(self.graphs(("think", own.k.data_ptr()), run, tokens[-1], position))
+            tokens.append(self.graphs(("think", *place(own)), run, tokens[-1], position))
             position, alive = position + 1, alive & (tokens[-1][:N] != end)
             if not alive.any():
                 break
@@ -309,7 +314,7 @@ class FastThinkingStates(ThinkingStates):
             return flat.view(rows, width, -1)[torch.arange(rows, device=thoughts.device)[:, None], chosen]
 
         thoughts = F.pad(thoughts, (0, width - n, 0, rows - R), value=self.config.pad_id)
-        return self.graphs(("compress", cache.k.data_ptr()), run, thoughts, F.pad(lengths, (0, rows - R)))[:R]
+        return self.graphs(("compress", *place(cache)), run, thoughts, F.pad(lengths, (0, rows - R)))[:R]
 
 
 def accelerate(model: ThinkingStates) -> ThinkingStates:

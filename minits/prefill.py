@@ -183,7 +183,7 @@ def prefill_speculative(model: ThinkingStates, prompts: Sequence[Sequence[int]],
         reading.open_h[b] = h[b, (front.chunks - 1) * c:front.chunks * c]
         reading.thoughts[b] = front.final if think and model.thinks else []
     reading.state = model.states([(front.final[-1] if front.final else trivial).ids for front in fronts])
-    return reading if copies == 1 else every_second(reading)
+    return reading if copies == 1 else every_second(model, reading)
 
 
 def speculate(model: ThinkingStates, reading: Reading, fronts: list[Front], x: Tensor, h: Tensor,
@@ -219,12 +219,14 @@ def copy_span(reading: Reading, h: Tensor, source: int, target: int, span: range
     h[target, at] = h[source, at]
 
 
-def every_second(reading: Reading) -> Reading:
-    """The rows 0, 2, 4, … of a Reading."""
-    chosen = torch.arange(0, len(reading.lengths), 2, device=reading.state.device)
-    return Reading(reading.cache.select(chosen), reading.lengths[::2], reading.out[chosen], reading.state[chosen],
-                   reading.open_h[chosen], reading.thoughts[::2], reading.rounds[::2], reading.chunk_passes[::2],
-                   reading.accepted[::2])
+def every_second(model: ThinkingStates, reading: Reading) -> Reading:
+    """The rows 0, 2, 4, … of a Reading, in a cache of the model's own making."""
+    lengths = reading.lengths[::2]
+    cache = model.new_cache(len(lengths), reading.cache.slots)
+    cache.k.copy_(reading.cache.k[:, ::2])
+    cache.v.copy_(reading.cache.v[:, ::2])
+    return Reading(cache, lengths, reading.out[::2], reading.state[::2].clone(), reading.open_h[::2].clone(),
+                   reading.thoughts[::2], reading.rounds[::2], reading.chunk_passes[::2], reading.accepted[::2])
 
 
 def matches(drafts: Sequence[Thought], found: Sequence[Thought]) -> int:
