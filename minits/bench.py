@@ -51,12 +51,14 @@ class Forced(torch.nn.Module):
     """A model whose thoughts are laid down: chunk k thinks `length` tokens if it is in `where`, else nothing.
 
     T runs in full, as many steps as such a thought takes, and only its result is overridden, so that the time is that
-    of a model which thinks so. For one row, with whole chunks, and trivial drafts or sequential prefill.
+    of a model which thinks so. For one row of whole chunks; sequential prefill asks chunk by chunk (set `next` to 0
+    before each), speculation with trivial drafts asks for all chunks from some one to the last.
     """
 
-    def __init__(self, model: ThinkingStates, chunks: int, where: set[int], length: int) -> None:
+    def __init__(self, model: ThinkingStates, chunks: int, where: set[int], length: int, *, sequential: bool) -> None:
         super().__init__()
-        self.model, self.chunks, self.where, self.length, self.next = model, chunks, where, length, 0
+        self.model, self.chunks, self.where, self.length = model, chunks, where, length
+        self.sequential, self.next = sequential, 0
         self.end = model.config.thought_end
         self.thought = [(self.end + 1) % 1000] * length + [self.end]
 
@@ -69,8 +71,8 @@ class Forced(torch.nn.Module):
     def begin_thoughts(self, h: torch.Tensor, max_thought_tokens: int):
         """The real pass of T; which chunks think is then read from the plan."""
         cache, first = self.model.begin_thoughts(h, max_thought_tokens)
-        start = self.next if len(h) == 1 and self.next < self.chunks - 1 else self.chunks - len(h)
-        self.next = start + 1 if len(h) == 1 else 0
+        start = self.next if self.sequential else self.chunks - len(h)
+        self.next += 1
         plan = [self.thought[0] if start + i in self.where else self.end for i in range(len(h))]
         return cache, on_device(plan, first.device)
 
@@ -114,7 +116,8 @@ def bench_prefill(model: ThinkingStates, limits: dict, *, chunks: int, where: li
                   repeats: int) -> list[dict]:
     """Prefill of `chunks` whole chunks: plain, then sequential against `trivial` with R thoughts laid down.
 
-    The bound is what rounds and passes allow: K passes against R + 1, each costing what it costs at its width.
+    `passes_ratio` is K passes over R + 1: what to expect if a pass costs the same at any width (it does not: a wide one
+    costs more; but the lower and upper layers run once instead of K times, so it is no strict bound).
     """
     c, lines = model.config.chunk_size, []
     ids = prompt_of(chunks * c)
@@ -127,7 +130,7 @@ def bench_prefill(model: ThinkingStates, limits: dict, *, chunks: int, where: li
         for length in lengths if count else lengths[:1]:
             times = {}
             for how in ("sequential", "speculative"):
-                forced = Forced(model, chunks, spread, length)
+                forced = Forced(model, chunks, spread, length, sequential=how == "sequential")
                 config = GenerationConfig(max_new_tokens=1, prefill=how, max_thought_tokens=32)
                 reading = prefill(forced, [ids], config)
                 entered = sum(not z.trivial for z in reading.thoughts[0][:-1])
@@ -142,7 +145,7 @@ def bench_prefill(model: ThinkingStates, limits: dict, *, chunks: int, where: li
             ratio = times["sequential"]["ms"] / times["speculative"]["ms"]
             lines.append({"what": "prefill, trivial over sequential", "chunks": chunks, "R": count,
                           "thought_tokens": length, "sequential": times["sequential"], "trivial": times["speculative"],
-                          "ratio": ratio, "bound_rounds": chunks / (count + 1)})
+                          "ratio": ratio, "passes_ratio": chunks / (count + 1)})
     return lines
 
 
@@ -151,11 +154,10 @@ def bench_end_to_end(model: ThinkingStates, *, chunks: int, steps: int, length: 
     """Thinking States (steps laid down while reading) against CoT (the same steps decoded), to the same answer."""
     ids = prompt_of(chunks * model.config.chunk_size)
     where = {round((i + 0.5) * (chunks - 1) / steps) for i in range(steps)}
-    forced = Forced(model, chunks, where, length)
+    forced = Forced(model, chunks, where, length, sequential=False)
     config = GenerationConfig(max_new_tokens=answer, eos_ids=[], think_while_decoding=False, max_thought_tokens=32)
 
     def thinking() -> None:
-        forced.next = 0
         list(decode(forced, prefill(forced, [ids], config), config))
 
     def chain() -> None:
