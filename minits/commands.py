@@ -23,7 +23,7 @@ from minits.generation import GenerationConfig, GenerationResult, generate_ids
 from minits.records import machine, record
 from minits.supervision import encode_example, render_marked
 from minits.tasks import TASKS, draw_example, make_task
-from minits.thinking import ThinkingConfig, ThinkingStates
+from minits.thinking import ThinkingConfig, ThinkingStates, Thought
 from minits.tiny import ASSETS, tiny_tokenizer
 from minits.tokenizer import Tokenizer
 from minits.train import read_run, run_training
@@ -139,9 +139,10 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     outputs = []
     for prompt, row in zip(prompts, ids):
         started = time.perf_counter()
-        (result,) = generate_ids(model, [row], **asdict(options))
+        shown = InlineText(tokenizer, row, model.config.chunk_size, thinks=think, at_once=config.stream)
+        (result,) = generate_ids(model, [row], listen=lambda _, event: shown.tell(event), **asdict(options))
         seconds = time.perf_counter() - started
-        print(inline(tokenizer, row, result, model.config.chunk_size), flush=True)
+        shown.end()
         if config.table:
             print(chunk_table(model, tokenizer, row, result), flush=True)
         text = tokenizer.decode(tokenizer.without_eos(result.ids))
@@ -195,18 +196,56 @@ def describe_model(about: dict) -> str:
             f"{about.get('base_model')}, step {about.get('step')}, seed {about.get('seed')}, c = {about['chunk_size']}")
 
 
-def inline(tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult, chunk_size: int) -> str:
-    """Prompt and answer with each non-trivial thought where it arose, after the last token of its chunk."""
-    stream, text = tokenizer.stream(), ""
-    for t, token in enumerate([*prompt, *tokenizer.without_eos(result.ids)]):
-        if t == len(prompt):
-            text += stream.end() + "  ->"
-        text += stream.put(token)
-        k = t // chunk_size
-        if (t + 1) % chunk_size == 0 and k < len(result.thought_ids) and len(result.thought_ids[k]) > 1:
-            thought = tokenizer.decode(result.thought_ids[k][:-1])
-            text += f" [T:{json.dumps(thought, ensure_ascii=False)[1:-1]}]"  # a thought stays on its line
-    return text + stream.end()
+class InlineText:
+    """Prints prompt and answer with each non-trivial thought where it arose, after the last token of its chunk.
+
+    Told the events of one row: first the thoughts of the prompt's complete chunks, then tokens and thoughts as they
+    come. `at_once` shows each piece as soon as it is certain, else all is shown at the end.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], chunk_size: int, *, thinks: bool,
+                 at_once: bool) -> None:
+        self.tokenizer, self.stream, self.prompt, self.chunk_size = tokenizer, tokenizer.stream(), prompt, chunk_size
+        self.at_once, self.pieces = at_once, []
+        self.expected, self.thoughts = len(prompt) // chunk_size if thinks else 0, []
+        if not self.expected:
+            self.show_prompt()
+
+    def tell(self, event: int | Thought) -> None:
+        """Takes the next event."""
+        if len(self.thoughts) < self.expected:
+            self.thoughts.append(event)
+            if len(self.thoughts) == self.expected:
+                self.show_prompt()
+        elif isinstance(event, Thought):
+            self.show_thought(event)
+        elif event not in self.tokenizer.eos_ids:
+            self.show(self.stream.put(event))
+
+    def show_prompt(self) -> None:
+        """The prompt, with its thoughts."""
+        for t, token in enumerate(self.prompt, 1):
+            self.show(self.stream.put(token))
+            if t % self.chunk_size == 0 and self.thoughts:
+                self.show_thought(self.thoughts[t // self.chunk_size - 1])
+        self.show(self.stream.end() + "  ->")
+
+    def show_thought(self, thought: Thought) -> None:
+        """A thought, kept on one line."""
+        if not thought.trivial:
+            text = self.tokenizer.decode(thought.ids[:-1])
+            self.show(f" [T:{json.dumps(text, ensure_ascii=False)[1:-1]}]")
+
+    def show(self, text: str) -> None:
+        """A piece of the line."""
+        self.pieces.append(text)
+        if self.at_once:
+            print(text, end="", flush=True)
+
+    def end(self) -> None:
+        """What is still held back."""
+        self.show(self.stream.end())
+        print("" if self.at_once else "".join(self.pieces), flush=True)
 
 
 def chunk_table(model: ThinkingStates, tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult) -> str:

@@ -81,6 +81,7 @@ class InferConfig:
     prefill: str = setting("speculative", "speculative or sequential: the same result")
     draft: str = setting("trivial", "what speculation expects of later thoughts: trivial, carry or both")
     window: int | None = setting(None, "chunks to speculate ahead at first; default: to the end of the prompt")
+    stream: bool = setting(False, "print answer and thoughts as they come")
     table: bool = setting(False, "show each chunk with its thought and the norm of its state")
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")

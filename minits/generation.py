@@ -6,8 +6,9 @@ Decoding is greedy. It goes on thinking: a chunk that generated tokens complete 
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import torch
 
@@ -131,17 +132,22 @@ def stream_ids(model: ThinkingStates, prompt: Sequence[int], **options) -> Itera
         yield event
 
 
-def generate_ids(model: ThinkingStates, prompts: Sequence[Sequence[int]], **options) -> list[GenerationResult]:
+def generate_ids(model: ThinkingStates, prompts: Sequence[Sequence[int]], *,
+                 listen: Callable[[int, int | Thought], None] | None = None, **options) -> list[GenerationResult]:
     """Answers for `prompts` (lists of ids), all in one batch; each row's result is that of the row alone.
 
-    options: the fields of `GenerationConfig`. Raises ValueError for a value or prompt that does not fit.
+    options: the fields of `GenerationConfig`. `listen` is told each event as it comes, as (row, token or Thought): the
+    thoughts of the prompts first. Raises ValueError for a value or prompt that does not fit.
     """
     config = GenerationConfig(**options)
     if not prompts:
         return []
     reading = prefill(model, prompts, config)
     answers: list[list[int]] = [[] for _ in prompts]
-    for b, event in decode(model, reading, config):
+    known = ((b, thought) for b, thoughts in enumerate([list(row) for row in reading.thoughts]) for thought in thoughts)
+    for b, event in chain(known, decode(model, reading, config)):
+        if listen:
+            listen(b, event)
         if isinstance(event, int):
             answers[b].append(event)
     stops = set(model.config.eos_ids if config.eos_ids is None else config.eos_ids)

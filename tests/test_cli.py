@@ -519,3 +519,13 @@ def test_data_of_another_index_shows_another_example_of_the_same_length(empty):
                      for i in ("0", "1"))
     assert first["prompt"] != second["prompt"]
     assert first["prompt"].count(".") == second["prompt"].count(".") == 10
+
+
+def test_streamed_text_equals_the_text_shown_at_once(empty, capsys):
+    prompt = "The coin starts at state heads. Bob flips the coin. Alice flips the coin."
+    outputs = []
+    for more in ([], ["--stream"]):
+        status, out, _ = call("infer", prompt, "--run", str(SHIPPED), *more)
+        assert status == 0
+        outputs.append(out.splitlines()[:2])
+    assert outputs[0] == outputs[1] and outputs[0][0].startswith("The coin") and "[T:" in outputs[0][0]

@@ -161,3 +161,21 @@ def test_a_prompt_may_fill_the_model_to_the_last_position():
     model = build(Shape(limit=32))
     (result,) = generate_ids(model, [[3] * 30], max_new_tokens=3, max_thought_tokens=4, eos_ids=[])
     assert len(result.ids) == 3
+
+
+@pytest.mark.parametrize("prefill", ["sequential", "speculative"])
+def test_the_events_told_are_the_result_in_the_order_it_arises(prefill):
+    model, c = build(Shape(chunk_size=4)), 4
+    rows = [[3, 4, 5, 6, 7], [8] * 12, [9]]
+    told = [[] for _ in rows]
+    with steer(model, 3.0):
+        results = generate_ids(model, rows, max_new_tokens=9, prefill=prefill, listen=lambda b, e: told[b].append(e))
+    for ids, events, result in zip(rows, told, results):
+        assert [e for e in events if isinstance(e, int)] == result.ids
+        assert [e.ids for e in events if not isinstance(e, int)] == result.thought_ids
+        read = 0  # a thought comes after the token that completes its chunk, and before the next
+        for event in events:
+            if isinstance(event, int):
+                read += 1
+            elif read:
+                assert (len(ids) + read) % c == 0
