@@ -137,7 +137,7 @@ class BenchConfig:
     chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
     run: str | None = setting(None, "bench drafts: a trained run, whose task gives the prompts")
     repeats: int = setting(10, "timed calls; the median is reported")
-    plain: bool = setting(False, "measure the plain path, without graphs, on cuda too")
+    plain: bool = setting(False, "measure the plain path, without graphs (cuda) or packed products (cpu)")
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
     json: bool = setting(False, JSON)

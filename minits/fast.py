@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from minits.cache import KVCache
 from minits.kernels import decode_attention, matvec, rope_and_store, silu_times
-from minits.qwen import DecoderLayer, Frame
+from minits.qwen import DecoderLayer, Frame, pack
 from minits.thinking import Thought, ThinkingStates
 
 SLOTS = 128  # caches are rounded up to multiples of this, so that few graphs serve all lengths
@@ -30,14 +30,13 @@ def bucket(n: int) -> int:
 
 
 class PackedLayer:
-    """A decoder layer with its q/k/v and gate/up matrices as one each; the layer's parameters become views of them."""
+    """A decoder layer, packed, as five kernels for one token or nine for more."""
 
     def __init__(self, layer: DecoderLayer) -> None:
         self.layer, attention, mlp = layer, layer.self_attn, layer.mlp
         self.heads, self.kv_heads, self.head_dim = attention.heads, attention.kv_heads, attention.head_dim
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
-        self.qkv, self.bias = pack(projections, "weight"), pack(projections, "bias")
-        self.gate_up = pack([mlp.gate_proj, mlp.up_proj], "weight")
+        pack(layer)
+        (self.qkv, self.bias), self.gate_up = attention.packed, mlp.packed
         self.wide = tl.float64 if self.qkv.dtype == torch.float64 else tl.float32
         # What decode_attention is made for; every real Qwen2.5 fits.
         self.one_kernel = (self.wide is tl.float32 and self.heads // self.kv_heads <= 16
@@ -94,17 +93,6 @@ class PackedLayer:
             qkv, step.table, step.positions, k, v, out, k.shape[2], step.table.shape[1], step.window or 0,
             self.head_dim ** -0.5, self.layer.sliding, self.heads, self.kv_heads, self.head_dim, 64, num_warps=4)
         return out
-
-
-def pack(modules: list[nn.Linear], name: str) -> Tensor:
-    """The parameters called `name` of `modules` in one tensor, of which they become views: no memory is used twice."""
-    whole = torch.cat([getattr(module, name).detach() for module in modules])
-    start = 0
-    for module in modules:
-        end = start + len(getattr(module, name))
-        setattr(module, name, nn.Parameter(whole[start:end], requires_grad=False))
-        start = end
-    return whole
 
 
 def place(cache: KVCache) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ def test_the_command_prints_one_json_line_last(tmp_path, capsys):
     folder = write_checkpoint(tmp_path / "model", SHAPE)
     assert run.main(["bench", "decode", "--model", str(folder), "--repeats", "1", "--device", "cpu", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert figures["lines"][1]["tokens_per_s"] > 0 and figures["path"] == "plain"
+    assert figures["lines"][1]["tokens_per_s"] > 0 and figures["path"] == "packed"
 
 
 @pytest.mark.parametrize("arguments, words", [

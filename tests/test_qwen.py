@@ -2,10 +2,10 @@
 import torch
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from strategies import Shape, build, prompts, shapes
+from strategies import Shape, build, fresh, prompts, shapes
 
 from minits.cache import KVCache
-from minits.qwen import rotate
+from minits.qwen import pack, rotate
 from minits.thinking import pad
 
 GARBAGE = 1e6  # finite: a masked weight of 0 times NaN would be NaN
@@ -88,6 +88,19 @@ def test_the_window_counts_the_token_itself():
     outside, inside = model.backbone(torch.tensor([[9, 6, 7, 8], [5, 9, 7, 8]]))[:, -1]
     torch.testing.assert_close(outside, base, rtol=0, atol=1e-12)
     assert not torch.allclose(inside, base, atol=1e-6)
+
+
+@given(st.data())
+def test_packed_products_change_nothing_and_use_no_memory_twice(data):
+    shape = data.draw(shapes())
+    model, ids = fresh(shape), torch.tensor(data.draw(prompts(shape, rows=1)))
+    before, names = model.backbone(ids), list(model.state_dict())
+    for layer in model.backbone.model.layers:
+        pack(layer)
+    torch.testing.assert_close(model.backbone(ids), before, rtol=0, atol=1e-9)
+    assert list(model.state_dict()) == names
+    attention = model.backbone.model.layers[0].self_attn
+    assert attention.k_proj.weight.untyped_storage().data_ptr() == attention.packed[0].untyped_storage().data_ptr()
 
 
 def test_rotation_is_half_split():
