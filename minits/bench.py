@@ -126,7 +126,7 @@ def bench_prefill(model: ThinkingStates, limits: dict, *, chunks: int, where: li
     lines.append({"what": "prefill, plain", "tokens": len(ids)} | plain |
                  {"share": 2 * parameters * len(ids) / limits["matmul"] / plain["ms"] * 1e3})
     for count in where:
-        spread = {round((i + 0.5) * (chunks - 1) / count) for i in range(count)} if count else set()
+        spread = {int((i + 0.5) * (chunks - 1) / count) for i in range(count)}  # even, and all of them for chunks - 1
         for length in lengths if count else lengths[:1]:
             times = {}
             for how in ("sequential", "speculative"):
@@ -234,7 +234,9 @@ def bench(model: ThinkingStates, folder: str, *, parts: str, repeats: int) -> li
     if parts in ("decode", "all"):
         lines += bench_decode(model, limits, batches=(1, 64) if cuda else (1,), repeats=repeats)
     if parts in ("prefill", "all"):
-        lines += bench_prefill(model, limits, chunks=16, where=[0, 2, 5], lengths=(1, 8), repeats=repeats)
+        for chunks in (8, 16, 32, 64, 128) if cuda else (16,):
+            lines += bench_prefill(model, limits, chunks=chunks, where=[0, 2, 5, chunks - 1], lengths=(1, 8),
+                                   repeats=repeats)
     if parts == "all":
         lines.append(bench_end_to_end(model, chunks=16, steps=3, length=8, answer=8, repeats=repeats))
         lines += bench_transformers(folder, device, dtype, repeats)

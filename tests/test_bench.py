@@ -36,9 +36,10 @@ def test_t_takes_as_many_steps_as_a_thought_of_that_length(monkeypatch):
 
 
 def test_every_prefill_line_has_both_times_and_their_ratio():
-    lines = bench_prefill(fresh(SHAPE, torch.float32), LIMITS, chunks=6, where=[0, 2], lengths=(1, 3), repeats=1)
+    lines = bench_prefill(fresh(SHAPE, torch.float32), LIMITS, chunks=6, where=[0, 2, 5], lengths=(1, 3), repeats=1)
     compared = [line for line in lines if "ratio" in line]
-    assert [(line["R"], line["thought_tokens"]) for line in compared] == [(0, 1), (2, 1), (2, 3)]
+    assert [(line["R"], line["thought_tokens"]) for line in compared] == [
+        (0, 1), (2, 1), (2, 3), (5, 1), (5, 3)]
     for line in compared:
         assert line["ratio"] == pytest.approx(line["sequential"]["ms"] / line["trivial"]["ms"])
 
