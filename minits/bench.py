@@ -136,7 +136,6 @@ def bench_prefill(model: ThinkingStates, limits: dict, *, chunks: int, where: li
                 entered = sum(not z.trivial for z in reading.thoughts[0][:-1])
                 if entered != len(spread):
                     raise RuntimeError(f"bench: {entered} thoughts entered where {len(spread)} were laid down")
-                forced.next = 0
 
                 def run(forced=forced, config=config) -> None:
                     forced.next = 0

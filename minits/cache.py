@@ -24,6 +24,13 @@ class KVCache:
         self.k = torch.zeros(layers, rows, kv_heads, slots + 1, head_dim, dtype=dtype, device=device)
         self.v = torch.zeros_like(self.k)
 
+    @classmethod
+    def over(cls, k: Tensor, v: Tensor) -> KVCache:
+        """A cache that uses the tensors k, v [layers, B, G, S + 1, D] themselves."""
+        cache = cls.__new__(cls)
+        cache.slots, cache.k, cache.v = k.shape[3] - 1, k, v
+        return cache
+
     @property
     def waste(self) -> int:
         """The slot (and position) for padding: no query ever reads it."""
@@ -41,6 +48,4 @@ class KVCache:
 
     def select(self, rows: Tensor) -> KVCache:
         """A new cache that holds copies of the rows `rows` [N] (int64), in that order."""
-        chosen = KVCache.__new__(KVCache)
-        chosen.slots, chosen.k, chosen.v = self.slots, self.k[:, rows], self.v[:, rows]
-        return chosen
+        return KVCache.over(self.k[:, rows], self.v[:, rows])

@@ -16,7 +16,7 @@ import torch
 
 from minits import evaluate as evaluation
 from minits.bench import bench as measure, bench_drafts
-from minits.config import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
+from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
                            resolve_train, task_options)
 from minits.files import listing, write_text
 from minits.generation import GenerationConfig, GenerationResult, generate_ids
@@ -51,8 +51,6 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
         config = resumed(read_run(folder), settings, given)
     else:
         config = resolve_train(TrainConfig(**settings))
-        if (config.task, "tiny" if config.model == "tiny" else "real") not in RECIPES:
-            raise ValueError(f"no recipe for {config.task} on {config.model}.")
         name = f"{config.task}-{config.method}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = Path(command.out) if command.out else RUNS / name
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

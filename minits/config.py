@@ -131,7 +131,8 @@ class DataConfig:
 class BenchConfig:
     """`run.py bench`: speed of inference on real weights."""
 
-    part: str = field(default="all", metadata={"positional": True, "help": "prefill, decode, drafts or all (default: all but drafts)"})
+    part: str = field(default="all", metadata={"positional": True,
+                                               "help": "prefill, decode, drafts or all (default: all but drafts)"})
     model: str | None = setting(None, "model folder or hub id: real weights, for the speed of a toy says nothing")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
@@ -160,7 +161,9 @@ RECIPES: dict[tuple[str, str], dict] = {
 def resolve_train(config: TrainConfig) -> TrainConfig:
     """`config` with every None replaced by its value; raises ValueError naming the flag that does not fit."""
     kind = "tiny" if config.model == "tiny" else "real"
-    recipe = RECIPES.get((config.task, kind), {})
+    if (config.task, kind) not in RECIPES:
+        raise ValueError(f"no recipe for {config.task} on {config.model}.")
+    recipe = RECIPES[config.task, kind]
     chosen = {k: v for k, v in recipe.items() if getattr(config, k) is None}
     if kind == "tiny" and config.extract_after is None:
         chosen["extract_after"] = 3

@@ -1,8 +1,9 @@
 """The same model on CUDA without launch overhead: fused steps in CUDA graphs. `accelerate(model)` is all there is to use.
 
 At batch 1 a step of Qwen2.5-0.5B moves 1 GB of weights, 0.3 ms on an H100; launching its kernels one by one takes 20 ms.
-So every step has a fixed shape (bucketed), runs as 5 kernels a layer for one token (9 for more), and is replayed as one graph. The plain path in
-thinking.py stays the definition, and the tests compare with it. Inference only; nothing else knows of this file.
+So every step has a fixed shape (bucketed), runs as 5 kernels a layer for one token (9 for more), and is replayed as one
+graph. The plain path in thinking.py stays the definition, and the tests compare with it. Inference only; nothing else
+knows of this file.
 """
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from minits.cache import KVCache
 from minits.kernels import decode_attention, matvec, rope_and_store, silu_times
 from minits.qwen import DecoderLayer, Frame, pack
-from minits.thinking import Thought, ThinkingStates
+from minits.thinking import Thought, ThinkingStates, closed
 
 SLOTS = 128  # caches are rounded up to multiples of this, so that few graphs serve all lengths
 
@@ -180,8 +181,7 @@ class FastThinkingStates(ThinkingStates):
         slots = min(-(-slots // SLOTS) * SLOTS, self.backbone.config.max_position_embeddings)
         pool = self.free.setdefault((rows, slots, layers), [])
         kept = pool.pop() if pool else self.backbone.new_cache(rows, slots, layers)
-        cache = KVCache.__new__(KVCache)
-        cache.slots, cache.k, cache.v = kept.slots, kept.k, kept.v
+        cache = KVCache.over(kept.k, kept.v)
         weakref.finalize(cache, pool.append, kept)  # back to the pool when its user lets go of it
         return cache
 
@@ -285,11 +285,10 @@ class FastThinkingStates(ThinkingStates):
             position, alive = position + 1, alive & (tokens[-1][:N] != end)
             if not alive.any():
                 break
-        ids = torch.stack(tokens, dim=1)[:N].tolist()
-        return [Thought(row[:row.index(end) + 1]) if end in row else Thought([*row, end], cut=True) for row in ids]
+        return closed(torch.stack(tokens, dim=1)[:N].tolist(), end)
 
     def compress(self, thoughts: Tensor, lengths: Tensor) -> Tensor:
-        (R, n), c = thoughts.shape, self.config.chunk_size
+        R, n = thoughts.shape
         rows, width = bucket(R), bucket(n)
         cache = self.new_cache(rows, width, layers=1)
 
@@ -297,9 +296,7 @@ class FastThinkingStates(ThinkingStates):
             positions = torch.arange(width, device=thoughts.device)[None].expand(rows, width).contiguous()
             flat = self.backbone.model.embed_tokens(thoughts).flatten(0, 1)
             self.c_layer.run(flat, Step(self, positions, cache.slots), cache.k[0], cache.v[0])
-            starts = lengths.clamp(min=c) - c
-            chosen = starts[:, None] + torch.arange(c, device=thoughts.device)
-            return flat.view(rows, width, -1)[torch.arange(rows, device=thoughts.device)[:, None], chosen]
+            return self.last_outputs(flat.view(rows, width, -1), lengths)
 
         thoughts = F.pad(thoughts, (0, width - n, 0, rows - R), value=self.config.pad_id)
         return self.graphs(("compress", *place(cache)), run, thoughts, F.pad(lengths, (0, rows - R)))[:R]

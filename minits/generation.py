@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import torch
 
@@ -30,6 +29,10 @@ class GenerationConfig:
     max_thought_tokens: int = 64  # a longer thought is closed there and marked as cut
     think: bool = True  # False: plain Qwen2.5, no thought anywhere
     think_while_decoding: bool = True  # False: thoughts in the prompt only, for comparison
+
+    def stops(self, model: ThinkingStates) -> set[int]:
+        """The ids that end an answer."""
+        return set(model.config.eos_ids if self.eos_ids is None else self.eos_ids)
 
     def check(self, model: ThinkingStates, prompts: Sequence[Sequence[int]]) -> int:
         """Cache slots a row needs; raises ValueError naming the value or the prompt that does not fit."""
@@ -93,7 +96,7 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
     read, so it completes no chunk.
     """
     c, device, waste = model.config.chunk_size, model.device, reading.cache.waste
-    stops = set(model.config.eos_ids if config.eos_ids is None else config.eos_ids)
+    stops = config.stops(model)
     active, left = list(range(len(reading.lengths))), config.max_new_tokens
     tokens = model.pick(model.backbone.lm_head(reading.out)).tolist()  # [B]
     while True:
@@ -107,7 +110,8 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
         steps = min(left, *(c - reading.lengths[b] % c for b in active))
         at = [reading.lengths[b] if b in active else waste for b in range(len(tokens))]
         picked = model.read_tokens(
-            on_device(tokens, device), on_device(at, device), reading.state, reading.open_h, reading.cache, steps=steps, span=max(reading.lengths[b] for b in active) + steps).tolist()  # [steps, B]
+            on_device(tokens, device), on_device(at, device), reading.state, reading.open_h, reading.cache,
+            steps=steps, span=max(reading.lengths[b] for b in active) + steps).tolist()  # [steps, B]
         for row in picked[:-1]:
             for b in active:
                 yield b, row[b]
@@ -123,12 +127,18 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
             reading.state[on_device(completed, device)] = 0.0
 
 
+def read_on(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:
+    """All events of a batch as (row, token or Thought): the thoughts of the prompts first, then `decode`."""
+    for b, thoughts in enumerate(reading.thoughts):
+        for thought in list(thoughts):  # decoding adds to the lists
+            yield b, thought
+    yield from decode(model, reading, config)
+
+
 def stream_ids(model: ThinkingStates, prompt: Sequence[int], **options) -> Iterator[int | Thought]:
     """Events of one prompt as they come: the prompt's thoughts, then answer tokens and the thoughts between them."""
     config = GenerationConfig(**options)
-    reading = prefill(model, [prompt], config)
-    yield from list(reading.thoughts[0])
-    for _, event in decode(model, reading, config):
+    for _, event in read_on(model, prefill(model, [prompt], config), config):
         yield event
 
 
@@ -144,13 +154,12 @@ def generate_ids(model: ThinkingStates, prompts: Sequence[Sequence[int]], *,
         return []
     reading = prefill(model, prompts, config)
     answers: list[list[int]] = [[] for _ in prompts]
-    known = ((b, thought) for b, thoughts in enumerate([list(row) for row in reading.thoughts]) for thought in thoughts)
-    for b, event in chain(known, decode(model, reading, config)):
+    for b, event in read_on(model, reading, config):
         if listen:
             listen(b, event)
         if isinstance(event, int):
             answers[b].append(event)
-    stops = set(model.config.eos_ids if config.eos_ids is None else config.eos_ids)
+    stops = config.stops(model)
     results = []
     for b, (prompt, answer, thoughts) in enumerate(zip(prompts, answers, reading.thoughts)):
         entering = thoughts[:-(-len(prompt) // model.config.chunk_size) - 1]  # those read by a chunk of the prompt

@@ -59,6 +59,11 @@ class Thought:
         return len(self.ids) == 1
 
 
+def closed(rows: Sequence[list[int]], end: int) -> list[Thought]:
+    """Thoughts from decoded rows of one length: each up to its first `end`, or closed with one there and cut."""
+    return [Thought(row[:row.index(end) + 1]) if end in row else Thought([*row, end], cut=True) for row in rows]
+
+
 class ThinkingBlock(nn.Module):
     """T: one decoder layer, its own final norm and unembedding. The embedding is the backbone's."""
 
@@ -157,9 +162,9 @@ class ThinkingStates(nn.Module):
         """What the layers share in one pass over tokens at `positions` [B, T], of which the last is below `span`."""
         return self.backbone.frame(positions, cache, span)
 
-    def new_cache(self, rows: int, slots: int) -> KVCache:
-        """A cache for `rows` rows of up to `slots` tokens, all layers."""
-        return self.backbone.new_cache(rows, slots)
+    def new_cache(self, rows: int, slots: int, layers: int | None = None) -> KVCache:
+        """A cache for `rows` rows of up to `slots` tokens; `layers` None: those of the backbone."""
+        return self.backbone.new_cache(rows, slots, layers)
 
     def lower(self, ids: Tensor, frame: Frame) -> Tensor:
         """X: ids [B, T] -> [B, T, E] after layer L_in. Depends on no state."""
@@ -183,7 +188,7 @@ class ThinkingStates(nn.Module):
     def begin_thoughts(self, h: Tensor, max_thought_tokens: int) -> tuple[KVCache, Tensor]:
         """First token of each chunk's thought: h [N, c, E] -> (T's cache, ids [N]). One pass, no loop."""
         N, c, _ = h.shape
-        cache = self.backbone.new_cache(N, c + max_thought_tokens, layers=1)
+        cache = self.new_cache(N, c + max_thought_tokens, layers=1)
         positions = torch.arange(c, device=h.device)[None].expand(N, c)
         out = self.thinking_block(h, self.backbone.frame(positions, cache, span=c))[:, -1]
         return cache, self.pick(self.thinking_block.lm_head(out))
@@ -199,8 +204,7 @@ class ThinkingStates(nn.Module):
             x = self.backbone.model.embed_tokens(tokens[-1])[:, None]  # [N, 1, E]
             tokens.append(self.pick(self.thinking_block.lm_head(self.thinking_block(x, frame)[:, 0])))
             alive = alive & (tokens[-1] != end)
-        rows = torch.stack(tokens, dim=1).tolist()
-        return [Thought(row[:row.index(end) + 1]) if end in row else Thought([*row, end], cut=True) for row in rows]
+        return closed(torch.stack(tokens, dim=1).tolist(), end)
 
     def compress(self, thoughts: Tensor, lengths: Tensor) -> Tensor:
         """C over padded thoughts [R, n], n >= c: the last c outputs of each, [R, c, E] (eq. 4).
@@ -208,12 +212,15 @@ class ThinkingStates(nn.Module):
         A thought shorter than c is padded to c, and its padding is attended like any token; padding past
         max(length, c) only rounds out the batch and lies after everything that is used.
         """
-        R, n = thoughts.shape
-        positions = torch.arange(n, device=thoughts.device)[None]
+        positions = torch.arange(thoughts.shape[1], device=thoughts.device)[None]
         out = self.compression_block(self.backbone.model.embed_tokens(thoughts), self.backbone.frame(positions))
-        starts = lengths.clamp(min=self.config.chunk_size) - self.config.chunk_size  # [R]
-        chosen = starts[:, None] + torch.arange(self.config.chunk_size, device=thoughts.device)  # [R, c]
-        return out[torch.arange(R, device=thoughts.device)[:, None], chosen]
+        return self.last_outputs(out, lengths)
+
+    def last_outputs(self, out: Tensor, lengths: Tensor) -> Tensor:
+        """The state [R, c, E] in C's outputs [R, n, E]: those of the last c places of max(length, c)."""
+        c, rows = self.config.chunk_size, torch.arange(len(out), device=out.device)[:, None]
+        starts = lengths.clamp(min=c) - c  # [R]
+        return out[rows, starts[:, None] + torch.arange(c, device=out.device)]
 
     def states(self, thoughts: Sequence[Sequence[int]]) -> Tensor:
         """The states [N, c, E] that follow N thoughts (ids incl. EOS); exactly zero after a trivial one."""

@@ -232,7 +232,8 @@ def train(run: Run, log=print) -> bool:
                 log(f"step {run.step}/{config.steps}  answer {metrics['lm_loss']:.4f}  thoughts "
                     f"{metrics['thought_loss']:.4f}  lr {metrics['lr']:.2e}  {run.seconds:.0f} s")
             if config.eval_every and run.step % config.eval_every == 0 and run.step < config.steps:
-                log(f"step {run.step}: " + describe(measure(run, (1, config.max_ops), max(config.eval_samples // 5, 1))))
+                log(f"step {run.step}: " + describe(
+                    measure(run, *evaluation_set(run, (1, config.max_ops), max(config.eval_samples // 5, 1)))))
             if config.save_every and run.step % config.save_every == 0 and not config.no_save:
                 save_checkpoint(run)
     if not config.no_save:
@@ -255,9 +256,8 @@ def evaluation_set(run: Run, operations: tuple[int, int], n: int) -> tuple[list,
     return rows, options(run.model, rows, max_thought_tokens=config.max_thought_tokens)
 
 
-def measure(run: Run, operations: tuple[int, int], n: int, predictions: Path | None = None) -> Report:
-    """Free-running evaluation of the model as it is now, on `n` examples with `operations` (least, most)."""
-    rows, config = evaluation_set(run, operations, n)
+def measure(run: Run, rows: list, config: GenerationConfig, predictions: Path | None = None) -> Report:
+    """Free-running evaluation of the model as it is now, on what `evaluation_set` gave."""
     run.model.eval()
     report = evaluate(run.model, run.tokenizer, run.task, rows, config, predictions=predictions)
     run.model.train()
@@ -271,7 +271,7 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     # What cannot be trained or evaluated is refused before the first step, and before anything is written.
     draw_pool(run, 0)
     try:
-        evaluation_set(run, longer, config.eval_samples)
+        longer_set = evaluation_set(run, longer, config.eval_samples)
     except ValueError as error:
         raise ValueError(f"--eval-max-ops {config.eval_max_ops}: {error}") from error
     folder.mkdir(parents=True, exist_ok=True)
@@ -280,9 +280,10 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
     if not train(run, log):
         return {"interrupted": True, "step": run.step, "run": str(folder)}
-    known = measure(run, (1, config.max_ops), config.eval_samples, folder / "predictions_id.jsonl")
+    known_set = evaluation_set(run, (1, config.max_ops), config.eval_samples)
+    known = measure(run, *known_set, folder / "predictions_id.jsonl")
     log(f"in distribution (1 … {config.max_ops} operations): " + describe(known))
-    ood = measure(run, longer, config.eval_samples, folder / "predictions_ood.jsonl")
+    ood = measure(run, *longer_set, folder / "predictions_ood.jsonl")
     log(f"longer ({longer[0]} … {longer[1]} operations): " + describe(ood))
     return {"accuracy_id": known.accuracy, "accuracy_ood": ood.accuracy, "steps": run.step,
             "train_seconds": round(run.seconds, 2), "id": asdict(known), "ood": asdict(ood), "run": str(folder)}
