@@ -6,13 +6,13 @@ weight bytes over the measured copy bandwidth for decoding, operations over the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from statistics import median
 
 import torch
 
 from minits.generation import GenerationConfig, decode, generate_ids, prefill
-from minits.thinking import Thought, ThinkingStates, on_device
+from minits.thinking import OpenThoughts, Thought, ThinkingStates, on_device
 
 
 def timed(function: Callable[[], object], repeats: int) -> dict:
@@ -51,16 +51,17 @@ class Forced(torch.nn.Module):
     """A model whose thoughts are laid down: chunk k thinks `length` tokens if it is in `where`, else nothing.
 
     T runs in full, as many steps as such a thought takes, and only its result is overridden, so that the time is that
-    of a model which thinks so. For one row of whole chunks; sequential prefill asks chunk by chunk (set `next` to 0
+    of a model which thinks so. For one row of whole chunks; sequential reading asks chunk by chunk (set `next` to 0
     before each), speculation with trivial drafts asks for all chunks from some one to the last.
     """
 
-    def __init__(self, model: ThinkingStates, chunks: int, where: set[int], length: int, *, sequential: bool) -> None:
+    def __init__(self, model: ThinkingStates, chunks: int, where: Container[int], length: int, *,
+                 sequential: bool) -> None:
         super().__init__()
         self.model, self.chunks, self.where, self.length = model, chunks, where, length
-        self.sequential, self.next = sequential, 0
+        self.sequential, self.next, self.steps = sequential, 0, 0
         self.end = model.config.thought_end
-        self.thought = [(self.end + 1) % 1000] * length + [self.end]
+        self.word = (self.end + 1) % 1000  # what all thoughts consist of
 
     def __getattr__(self, name: str):
         try:
@@ -68,22 +69,29 @@ class Forced(torch.nn.Module):
         except AttributeError:
             return getattr(self.model, name)
 
-    def begin_thoughts(self, h: torch.Tensor, max_thought_tokens: int):
+    def begin_thoughts(self, h: torch.Tensor, max_thought_tokens: int) -> OpenThoughts:
         """The real pass of T; which chunks think is then read from the plan."""
-        cache, first = self.model.begin_thoughts(h, max_thought_tokens)
+        thoughts = self.model.begin_thoughts(h, max_thought_tokens)
         start = self.next if self.sequential else self.chunks - len(h)
-        self.next += 1
-        plan = [self.thought[0] if start + i in self.where else self.end for i in range(len(h))]
-        return cache, on_device(plan, first.device)
+        self.next, self.steps = self.next + 1, 0
+        plan = [self.word if start + i in self.where else self.end for i in range(len(h))]
+        thoughts.tokens[:len(h)] = on_device(plan, h.device)
+        return thoughts
 
-    def finish_thoughts(self, cache, first: torch.Tensor, max_thought_tokens: int) -> list[Thought]:
-        """T decodes the plan's number of tokens (it is kept from ending earlier); the ids are the plan's."""
-        if int(first[0]) == self.end:
-            return [Thought([self.end])]
-        self.model.blocked[self.end] = True
-        self.model.finish_thoughts(cache, first, self.length + 1)
-        self.model.blocked[self.end] = False
-        return [Thought(list(self.thought)) for _ in first]
+    def think_step(self, thoughts: OpenThoughts) -> None:
+        """The real step of T; its token is then the plan's."""
+        self.model.think_step(thoughts)
+        self.steps += 1
+        thoughts.tokens.fill_(self.word if self.steps < self.length else self.end)
+
+    def finish_thoughts(self, thoughts: OpenThoughts) -> list[Thought]:
+        """As the model does it, step by step."""
+        return ThinkingStates.finish_thoughts(self, thoughts)
+
+
+def spread(count: int, places: int) -> set[int]:
+    """`count` of the numbers 0 … places - 1, evenly apart."""
+    return {int((i + 0.5) * places / count) for i in range(count)}
 
 
 def weights_bytes(model: ThinkingStates) -> int:
@@ -99,16 +107,29 @@ def prompt_of(tokens: int) -> list[int]:
 
 
 def bench_decode(model: ThinkingStates, limits: dict, *, batches: tuple[int, ...], repeats: int) -> list[dict]:
-    """Tokens/s of plain decoding after a prompt of 128 tokens, beside the bandwidth limit of batch 1."""
-    lines, new = [], 64
-    for batch in batches:
-        def run(tokens: int) -> None:
-            generate_ids(model, [prompt_of(128)] * batch, max_new_tokens=tokens, think=False, eos_ids=[])
+    """Tokens/s of decoding after a prompt of 128 tokens, beside the bandwidth limit of plain decoding.
+
+    Plain for each of `batches`; then, for one row, with thoughts of 1 and of 8 tokens laid down after every chunk.
+    """
+    lines, new, c = [], 64, model.config.chunk_size
+
+    def line(what: str, batch: int, run: Callable[[int], None]) -> dict:
         one, many = timed(lambda: run(1), repeats), timed(lambda: run(new + 1), repeats)
-        rate = batch * new / (many["ms"] - one["ms"]) * 1e3
-        limit = batch * limits["bandwidth"] / weights_bytes(model)
-        lines.append({"what": "decode, plain", "batch": batch, "tokens_per_s": rate, "limit": limit,
-                      "share": rate / limit, "prefill_128": one})
+        rate, limit = batch * new / (many["ms"] - one["ms"]) * 1e3, batch * limits["bandwidth"] / weights_bytes(model)
+        return {"what": what, "batch": batch, "tokens_per_s": rate, "limit": limit, "share": rate / limit,
+                "prefill_128": one, "with_64_more": many}
+
+    for batch in batches:
+        lines.append(line("decode, plain", batch, lambda tokens, batch=batch: generate_ids(
+            model, [prompt_of(128)] * batch, max_new_tokens=tokens, think=False, eos_ids=[])))
+    for length in (1, 8):
+        forced = Forced(model, 0, range(128 // c, 128), length, sequential=True)
+
+        def run(tokens: int, forced=forced) -> None:
+            forced.next = 0
+            generate_ids(forced, [prompt_of(128 // c * c)], max_new_tokens=tokens, prefill="sequential", eos_ids=[],
+                         max_thought_tokens=32)
+        lines.append({"thought_tokens": length} | line("decode, thinking after every chunk", 1, run))
     return lines
 
 
@@ -126,16 +147,16 @@ def bench_prefill(model: ThinkingStates, limits: dict, *, chunks: int, where: li
     lines.append({"what": "prefill, plain", "tokens": len(ids)} | plain |
                  {"share": 2 * parameters * len(ids) / limits["matmul"] / plain["ms"] * 1e3})
     for count in where:
-        spread = {int((i + 0.5) * (chunks - 1) / count) for i in range(count)}  # even, and all of them for chunks - 1
+        laid_down = spread(count, chunks - 1)  # in every chunk that another one follows, for count = chunks - 1
         for length in lengths if count else lengths[:1]:
             times = {}
             for how in ("sequential", "speculative"):
-                forced = Forced(model, chunks, spread, length, sequential=how == "sequential")
+                forced = Forced(model, chunks, laid_down, length, sequential=how == "sequential")
                 config = GenerationConfig(max_new_tokens=1, prefill=how, max_thought_tokens=32)
                 reading = prefill(forced, [ids], config)
                 entered = sum(not z.trivial for z in reading.thoughts[0][:-1])
-                if entered != len(spread):
-                    raise RuntimeError(f"bench: {entered} thoughts entered where {len(spread)} were laid down")
+                if entered != count:
+                    raise RuntimeError(f"bench: {entered} thoughts entered where {count} were laid down")
 
                 def run(forced=forced, config=config) -> None:
                     forced.next = 0
@@ -152,7 +173,7 @@ def bench_end_to_end(model: ThinkingStates, *, chunks: int, steps: int, length: 
                      repeats: int) -> dict:
     """Thinking States (steps laid down while reading) against CoT (the same steps decoded), to the same answer."""
     ids = prompt_of(chunks * model.config.chunk_size)
-    where = {round((i + 0.5) * (chunks - 1) / steps) for i in range(steps)}
+    where = spread(steps, chunks - 1)
     forced = Forced(model, chunks, where, length, sequential=False)
     config = GenerationConfig(max_new_tokens=answer, eos_ids=[], think_while_decoding=False, max_thought_tokens=32)
 
@@ -174,9 +195,10 @@ def bench_end_to_end(model: ThinkingStates, *, chunks: int, steps: int, length: 
                     dtype=model.backbone.lm_head.weight.dtype)
 
     def think(tokens: int) -> None:
-        model.blocked[model.config.thought_end] = True
-        model.finish_thoughts(*model.begin_thoughts(h, 32), tokens)
-        model.blocked[model.config.thought_end] = False
+        thoughts = model.begin_thoughts(h, 32)
+        for _ in range(tokens):
+            model.think_step(thoughts)
+            thoughts.newest()
     token = (timed(lambda: think(25), repeats)["ms"] - timed(lambda: think(9), repeats)["ms"]) / 16
     step = (theirs["ms"] - plain_prefill(chunks)) / (answer + steps * length - 1)
     bound = theirs["ms"] / (rounds + steps * (length + 1) * token + (answer - 1) * step)
@@ -208,23 +230,28 @@ def bench_drafts(model: ThinkingStates, prompts: list[list[int]], repeats: int) 
 
 
 def bench_transformers(folder: str, device: torch.device, dtype: torch.dtype, repeats: int) -> list[dict]:
-    """The same plain prefill and decoding in transformers (eager), where it is installed; else nothing."""
+    """The same plain prefill and decoding in transformers, where it is installed; else nothing.
+
+    Eager, and on CUDA also with its static cache, for which `generate` compiles the decoding step (CUDA graphs).
+    """
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
         return []
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-    ids = torch.tensor([prompt_of(128)], device=device)
-
-    def run(tokens: int) -> None:
-        model.generate(ids, min_new_tokens=tokens, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
-    one, many = timed(lambda: run(1), repeats), timed(lambda: run(33), repeats)
-    return [{"what": "transformers eager, decode", "batch": 1, "tokens_per_s": 32 / (many["ms"] - one["ms"]) * 1e3,
-             "prefill_128": one}]
+    ids, lines = torch.tensor([prompt_of(128)], device=device), []
+    ways = {"eager": {}, "static cache and compile": {"cache_implementation": "static"}}
+    for way, options in ways.items() if device.type == "cuda" else [("eager", {})]:
+        def run(tokens: int, options=options) -> None:
+            model.generate(ids, min_new_tokens=tokens, max_new_tokens=tokens, do_sample=False, pad_token_id=0, **options)
+        one, many = timed(lambda: run(1), repeats), timed(lambda: run(65), repeats)
+        lines.append({"what": f"transformers {way}, decode", "batch": 1, "prefill_128": one, "with_64_more": many,
+                      "tokens_per_s": 64 / (many["ms"] - one["ms"]) * 1e3})
+    return lines
 
 
 def bench(model: ThinkingStates, folder: str, *, parts: str, repeats: int) -> list[dict]:
-    """All measurements of `parts` ("prefill", "decode" or "all") on `model`, one dict a line."""
+    """All measurements of `parts` ("prefill", "decode", "end-to-end" or "all") on `model`, one dict a line."""
     device, dtype = model.device, model.backbone.lm_head.weight.dtype
     limits = machine_limits(device, dtype)
     lines = [{"what": "limits", "copy_TB_per_s": limits["bandwidth"] / 1e12, "matmul_TFLOP_per_s": limits["matmul"] / 1e12,
@@ -236,7 +263,8 @@ def bench(model: ThinkingStates, folder: str, *, parts: str, repeats: int) -> li
         for chunks in (8, 16, 32, 64, 128) if cuda else (16,):
             lines += bench_prefill(model, limits, chunks=chunks, where=[0, 2, 5, chunks - 1], lengths=(1, 8),
                                    repeats=repeats)
-    if parts == "all":
+    if parts in ("end-to-end", "all"):
         lines.append(bench_end_to_end(model, chunks=16, steps=3, length=8, answer=8, repeats=repeats))
+    if parts in ("decode", "all"):
         lines += bench_transformers(folder, device, dtype, repeats)
     return lines

@@ -45,7 +45,3 @@ class KVCache:
     def read(self, layer: int, span: int) -> tuple[Tensor, Tensor]:
         """Views [B, G, span, D] of a layer's first `span` slots; `span` <= S leaves the waste slot out."""
         return self.k[layer, :, :, :span], self.v[layer, :, :, :span]
-
-    def select(self, rows: Tensor) -> KVCache:
-        """A new cache that holds copies of the rows `rows` [N] (int64), in that order."""
-        return KVCache.over(self.k[:, rows], self.v[:, rows])

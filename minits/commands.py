@@ -19,8 +19,7 @@ from minits.bench import bench as measure, bench_drafts
 from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
                            resolve_train, task_options)
 from minits.files import listing, write_text
-from minits.generation import GenerationConfig, GenerationResult, generate_ids
-from minits.qwen import pack
+from minits.generation import GenerationConfig, GenerationResult, accelerate, generate_ids
 from minits.records import machine, record
 from minits.supervision import encode_example, render_marked
 from minits.tasks import TASKS, draw_example, make_task
@@ -116,6 +115,7 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     source = (config.model if config.model else local(config.run) if config.run else default_run())
     choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
     model, tokenizer = load(source, getattr(torch, dtype), device, revision=config.revision, **choices)
+    model = model if config.plain else accelerate(model)
     about = read_about(checkpoint_of(resolve(source, config.revision)))
     if config.think == "on" and not model.thinks:
         raise ValueError(f"--think on: {source} was trained with the method {about['method']} and has no T and C; "
@@ -285,6 +285,7 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
     folder = local(config.run) if config.run else default_run()
     device, dtype = resolve_device(config.device, config.dtype)
     model, tokenizer = load(folder, getattr(torch, dtype), device)
+    model = model if config.plain else accelerate(model)
     about = read_about(checkpoint_of(folder))
     trained = read_run(folder) if (folder / "run.json").exists() else None
     task = make_task(config.task, **((task_options(trained) if trained else {}) | task_options(config)))
@@ -309,9 +310,9 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
 
 def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
     """Measures inference; one line a measurement."""
-    if config.part not in ("prefill", "decode", "all", "drafts") or config.repeats < 1:
-        raise ValueError(f"bench {config.part} --repeats {config.repeats}: the part is prefill, decode, drafts or all, "
-                         "and --repeats is at least 1.")
+    if config.part not in ("prefill", "decode", "end-to-end", "all", "drafts") or config.repeats < 1:
+        raise ValueError(f"bench {config.part} --repeats {config.repeats}: the part is prefill, decode, end-to-end, "
+                         "drafts or all, and --repeats is at least 1.")
     source = config.run if config.part == "drafts" else config.model
     if not source:
         raise ValueError(f"bench {config.part} needs {'--run FOLDER' if config.part == 'drafts' else '--model FOLDER'}: "
@@ -331,17 +332,6 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
     for line in lines:
         print(json.dumps(rounded(line)), flush=True)
     return record({"path": path, "dtype": dtype, "lines": lines}, device=device), 0
-
-
-def accelerate(model: ThinkingStates) -> ThinkingStates:
-    """The model as fast as it gets where it is: graphs on CUDA, packed products on a CPU (decoding 1.08 times as fast)."""
-    if model.device.type == "cuda":
-        from minits.fast import accelerate as on_cuda  # imported where it can run: Triton comes with CUDA builds of torch
-        return on_cuda(model)
-    blocks = [model.thinking_block.layer, model.compression_block.layer] if model.thinks else []
-    for layer in [*model.backbone.model.layers, *blocks]:
-        pack(layer)
-    return model
 
 
 def rounded(value):

@@ -82,6 +82,7 @@ class InferConfig:
     draft: str = setting("trivial", "what speculation expects of later thoughts: trivial, carry or both")
     window: int | None = setting(None, "chunks to speculate ahead at first; default: to the end of the prompt")
     stream: bool = setting(False, "print answer and thoughts as they come")
+    plain: bool = setting(False, "the plain path, without graphs (cuda) or packed products (cpu)")
     table: bool = setting(False, "show each chunk with its thought and the norm of its state")
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
@@ -104,6 +105,7 @@ class EvalConfig:
     max_thought_tokens: int = setting(64, "longest thought, in tokens; longer ones are cut")
     variables: int | None = setting(None, "vars: number of variables; default: as in training")
     modulus: int | None = setting(None, "vars: modulus of the values; default: as in training")
+    plain: bool = setting(False, "the plain path, without graphs (cuda) or packed products (cpu)")
     out: str | None = setting(None, "file for the predictions, as JSON lines")
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
@@ -132,13 +134,13 @@ class BenchConfig:
     """`run.py bench`: speed of inference on real weights."""
 
     part: str = field(default="all", metadata={"positional": True,
-                                               "help": "prefill, decode, drafts or all (default: all but drafts)"})
+                                               "help": "prefill, decode, end-to-end, drafts, or all of these but drafts (default)"})
     model: str | None = setting(None, "model folder or hub id: real weights, for the speed of a toy says nothing")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
     run: str | None = setting(None, "bench drafts: a trained run, whose task gives the prompts")
     repeats: int = setting(10, "timed calls; the median is reported")
-    plain: bool = setting(False, "measure the plain path, without graphs (cuda) or packed products (cpu)")
+    plain: bool = setting(False, "the plain path, without graphs (cuda) or packed products (cpu)")
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
     json: bool = setting(False, JSON)

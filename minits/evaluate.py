@@ -58,12 +58,14 @@ def options(model: ThinkingStates, rows: Sequence[tuple[Example, Row]], *, prefi
     """How to generate answers for `rows`; raises ValueError if one does not fit the model.
 
     Sequential prefill is the default: in state tracking nearly every chunk thinks, so there is little to speculate on.
+    A model without T and C reads its prompts in one pass.
     There is room for the longest right answer and a little more for one that goes wrong; the same for every row, so
     that no answer depends on which rows it shares a batch with.
     """
     room = max(len(row.ids) - row.prompt_length for _, row in rows) + 8
     left = model.backbone.config.max_position_embeddings - max(row.prompt_length for _, row in rows) + 1
-    config = GenerationConfig(max_new_tokens=max(1, min(room, left)), prefill=prefill, draft=draft,
+    config = GenerationConfig(max_new_tokens=max(1, min(room, left)), draft=draft,
+                              prefill=prefill if model.thinks else "speculative",
                               max_thought_tokens=max_thought_tokens)
     config.check(model, [row.ids[:row.prompt_length] for _, row in rows])
     return config

@@ -1,9 +1,8 @@
-"""The same model on CUDA without launch overhead: fused steps in CUDA graphs. `accelerate(model)` is all there is to use.
+"""The same model on CUDA without launch overhead: fused steps in CUDA graphs. `generation.accelerate` makes it.
 
 At batch 1 a step of Qwen2.5-0.5B moves 1 GB of weights, 0.3 ms on an H100; launching its kernels one by one takes 20 ms.
 So every step has a fixed shape (bucketed), runs as 5 kernels a layer for one token (9 for more), and is replayed as one
-graph. The plain path in thinking.py stays the definition, and the tests compare with it. Inference only; nothing else
-knows of this file.
+graph. The plain path in thinking.py stays the definition, and the tests compare with it. Inference only.
 """
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from minits.cache import KVCache
 from minits.kernels import decode_attention, matvec, rope_and_store, silu_times
 from minits.qwen import DecoderLayer, Frame, pack
-from minits.thinking import Thought, ThinkingStates, closed
+from minits.thinking import OpenThoughts, ThinkingStates
 
 SLOTS = 128  # caches are rounded up to multiples of this, so that few graphs serve all lengths
 
@@ -125,37 +124,53 @@ class Step:
 
 
 class Graphs:
-    """Functions of fixed-shape tensors, each captured once as a CUDA graph and replayed from then on."""
+    """Functions of fixed-shape tensors, each captured once as a CUDA graph and replayed from then on.
+
+    A `key` must name all that its function depends on besides the values of its tensors.
+    """
 
     def __init__(self) -> None:
         self.captured: dict[tuple, tuple] = {}
         self.pool = None  # scratch memory, shared: graphs run one after another, and results are kept elsewhere
 
     def __call__(self, key: tuple, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """function(*inputs), as a tensor of the caller's own. `key` must name all that the function depends on besides."""
+        """function(*inputs), as a tensor of the caller's own."""
         key = (*key, *(tuple(x.shape) for x in inputs))
         if key not in self.captured:
-            self.captured[key] = self.capture(function, inputs)
+            statics = [x.clone() for x in inputs]
+            out = torch.empty_like(function(*statics))
+            self.captured[key] = self.capture(lambda: out.copy_(function(*statics))), statics, out
         graph, statics, out = self.captured[key]
         for static, x in zip(statics, inputs):
             static.copy_(x)
         graph.replay()
         return out.clone()
 
-    def capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> tuple:
-        """Runs the function twice to warm up (kernels are chosen and compiled then), then records it."""
-        statics = [x.clone() for x in inputs]
+    def change(self, key: tuple, function: Callable[..., None], *tensors: Tensor) -> None:
+        """function(*tensors), which changes them in place: nothing is copied, so `key` always comes with the same ones."""
+        if key not in self.captured:
+            before = [x.clone() for x in tensors]
+
+            def restore() -> None:
+                for x, value in zip(tensors, before):
+                    x.copy_(value)
+            self.captured[key] = (self.capture(lambda: function(*tensors), restore),)
+        self.captured[key][0].replay()
+
+    def capture(self, run: Callable[[], object], restore: Callable[[], None] = lambda: None) -> torch.cuda.CUDAGraph:
+        """Runs twice to warm up (kernels are chosen and compiled then), undoing it with `restore`, then records."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                out = torch.empty_like(function(*statics))
+                run()
+                restore()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
-            out.copy_(function(*statics))
+            run()
         self.pool = self.pool or graph.pool()
-        return graph, statics, out
+        return graph
 
 
 class FastThinkingStates(ThinkingStates):
@@ -174,7 +189,7 @@ class FastThinkingStates(ThinkingStates):
         if self.thinks:
             self.t_layer, self.c_layer = PackedLayer(model.thinking_block.layer), PackedLayer(
                 model.compression_block.layer)
-        self.graphs, self.free = Graphs(), {}
+        self.graphs, self.free, self.desks = Graphs(), {}, {}
 
     def new_cache(self, rows: int, slots: int, layers: int | None = None) -> KVCache:
         """A cache from those that were given back, for a graph knows its tensors by address; else a new one."""
@@ -216,76 +231,75 @@ class FastThinkingStates(ThinkingStates):
         layers = range(self.config.extract_after, self.backbone.config.num_hidden_layers)
         return self.layers_step("upper", layers, h, frame, self.backbone.model.norm)
 
+    def desk(self, kind: str, cache: KVCache, *like: Tensor) -> list[Tensor]:
+        """The tensors, shaped as `like`, that graphs of this kind and cache change in place."""
+        key = (kind, *place(cache), *(tuple(x.shape) for x in like))
+        if key not in self.desks:
+            self.desks[key] = [torch.zeros_like(x) for x in like]
+        return self.desks[key]
+
     def read_tokens(self, tokens: Tensor, positions: Tensor, state: Tensor, open_h: Tensor, cache: KVCache, *,
                     steps: int, span: int) -> Tensor:
-        """As the plain one; a step is one graph, and its results are the next step's inputs without the host."""
-        E, c, model = open_h.shape[-1], self.config.chunk_size, self.backbone
+        """As the plain one; a step is one graph that leaves everything as the next one needs it."""
+        c, model, desk = self.config.chunk_size, self.backbone, self.desk("read", cache, tokens, positions, state, open_h)
 
-        def run(tokens: Tensor, positions: Tensor, state: Tensor) -> Tensor:
+        def run(tokens: Tensor, positions: Tensor, state: Tensor, open_h: Tensor) -> None:
             rows, places = torch.arange(len(tokens), device=tokens.device), positions % c
             step, x = Step(self, positions[:, None], cache.slots), model.model.embed_tokens(tokens)  # [B, E]
-            h = x
-            for i, layer in enumerate(self.layers):
+            for i in range(len(self.layers) + 1):
                 if i == self.config.inject_after:
-                    x = x + state[rows, places]
+                    x += state[rows, places]
                 if i == self.config.extract_after:
-                    h = x.clone()
-                layer.run(x, step, cache.k[i], cache.v[i])
-            if self.config.inject_after == len(self.layers):
-                x = x + state[rows, places]
-            if self.config.extract_after == len(self.layers):
-                h = x
-            picked = self.pick(model.lm_head(model.model.norm(x)))
-            return torch.cat([picked[:, None].double(), h.double()], dim=1)  # [B, 1 + E]: ids are exact in float64
+                    open_h[rows, places] = x
+                if i < len(self.layers):
+                    self.layers[i].run(x, step, cache.k[i], cache.v[i])
+            tokens.copy_(self.pick(model.lm_head(model.model.norm(x))))
+            positions += positions != cache.waste
 
-        rows, picked = torch.arange(len(tokens), device=tokens.device), []
+        for ours, given in zip(desk, (tokens, positions, state, open_h)):
+            ours.copy_(given)
+        picked = []
         for _ in range(steps):
-            out = self.graphs(("read", *place(cache)), run, tokens, positions, state)
-            open_h[rows, positions % c] = out[:, 1:].to(open_h.dtype)
-            tokens = out[:, 0].long()
-            picked.append(tokens)
-            positions = torch.where(positions == cache.waste, positions, positions + 1)
+            self.graphs.change(("read", *place(cache), state.shape), run, *desk)
+            picked.append(desk[0].clone())
+        open_h.copy_(desk[3])
         return torch.stack(picked)
 
-    def begin_thoughts(self, h: Tensor, max_thought_tokens: int) -> tuple[KVCache, Tensor]:
-        N, c, E = h.shape
-        rows = bucket(N)
-        cache = self.new_cache(rows, c + max_thought_tokens, layers=1)
+    def new_thoughts(self, rows: int, max_thought_tokens: int) -> OpenThoughts:
+        """As the plain one, with rows up to the next bucket and tensors that graphs know."""
+        cache = self.new_cache(bucket(rows), self.config.chunk_size + max_thought_tokens, layers=1)
+        tokens, positions = self.desk("think", cache, *torch.zeros(2, bucket(rows), dtype=torch.long, device=self.device))
+        tokens.zero_()
+        positions.fill_(self.config.chunk_size)
+        return OpenThoughts(cache, tokens, positions, rows, max_thought_tokens)
+
+    def begin_thoughts(self, h: Tensor, max_thought_tokens: int) -> OpenThoughts:
+        thoughts = self.new_thoughts(len(h), max_thought_tokens)
+        rows, cache = len(thoughts.tokens), thoughts.cache
 
         def run(h: Tensor) -> Tensor:
-            positions = torch.arange(c, device=h.device)[None].expand(rows, c).contiguous()
-            return self.think_step(h, positions, cache)
+            positions = torch.arange(h.shape[1], device=h.device)[None].expand(rows, -1).contiguous()
+            return self.think(h, positions, cache)
 
-        h = F.pad(h, (0, 0, 0, 0, 0, rows - N)) if rows > N else h
-        return cache, self.graphs(("begin", *place(cache)), run, h)[:N]
+        h = F.pad(h, (0, 0, 0, 0, 0, rows - len(h)))
+        thoughts.tokens.copy_(self.graphs(("begin", *place(cache)), run, h))
+        return thoughts
 
-    def think_step(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
+    def think_step(self, thoughts: OpenThoughts) -> None:
+        cache = thoughts.cache
+
+        def run(tokens: Tensor, positions: Tensor) -> None:
+            x = self.backbone.model.embed_tokens(tokens)[:, None]
+            tokens.copy_(self.think(x, positions[:, None], cache))
+            positions += 1
+
+        self.graphs.change(("think", *place(cache)), run, thoughts.tokens, thoughts.positions)
+
+    def think(self, x: Tensor, positions: Tensor, cache: KVCache) -> Tensor:
         """T on x [N, T, E] at `positions` [N, T]: the ids [N] picked after the last one."""
         flat = x.reshape(-1, x.shape[-1]).clone()
         self.t_layer.run(flat, Step(self, positions, cache.slots), cache.k[0], cache.v[0])
         return self.pick(self.thinking_block.lm_head(self.thinking_block.norm(flat.view(x.shape)[:, -1])))
-
-    def finish_thoughts(self, cache: KVCache, first: Tensor, max_thought_tokens: int) -> list[Thought]:
-        N, end = len(first), self.config.thought_end
-        if bool((first == end).all()):
-            return [Thought([end]) for _ in range(N)]
-        rows = bucket(N)
-        own = self.new_cache(rows, self.config.chunk_size + max_thought_tokens, layers=1)
-        own.k[:, :N], own.v[:, :N] = cache.k[:, :N], cache.v[:, :N]
-
-        def run(tokens: Tensor, position: Tensor) -> Tensor:
-            x = self.backbone.model.embed_tokens(tokens)[:, None]
-            return self.think_step(x, position.expand(rows)[:, None].contiguous(), own)
-
-        tokens = [F.pad(first, (0, rows - N), value=end)]
-        position = torch.full((1,), self.config.chunk_size, device=first.device)
-        alive = first != end
-        for _ in range(max_thought_tokens - 1):
-            tokens.append(self.graphs(("think", *place(own)), run, tokens[-1], position))
-            position, alive = position + 1, alive & (tokens[-1][:N] != end)
-            if not alive.any():
-                break
-        return closed(torch.stack(tokens, dim=1)[:N].tolist(), end)
 
     def compress(self, thoughts: Tensor, lengths: Tensor) -> Tensor:
         R, n = thoughts.shape
@@ -300,11 +314,3 @@ class FastThinkingStates(ThinkingStates):
 
         thoughts = F.pad(thoughts, (0, width - n, 0, rows - R), value=self.config.pad_id)
         return self.graphs(("compress", *place(cache)), run, thoughts, F.pad(lengths, (0, rows - R)))[:R]
-
-
-def accelerate(model: ThinkingStates) -> ThinkingStates:
-    """A faster `model` for inference on CUDA: same weights, same results up to rounding. Raises ValueError elsewhere."""
-    if model.device.type != "cuda":
-        raise ValueError(f"accelerate: the model is on {model.device}, CUDA graphs need cuda; move it there, or use it "
-                         "as it is.")
-    return FastThinkingStates(model.eval())

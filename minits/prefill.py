@@ -82,16 +82,18 @@ def prefill_sequential(model: ThinkingStates, prompts: Sequence[Sequence[int]], 
 
 
 def complete_chunks(model: ThinkingStates, reading: Reading, rows: list[int], h: Tensor,
-                    max_thought_tokens: int) -> list[Thought]:
+                    max_thought_tokens: int) -> None:
     """Thinks for the rows that have just completed a chunk, its H being h[row] [c, E]; sets their next state."""
-    if not rows or not model.thinks:
-        return []
-    index = on_device(rows, h.device)
-    thoughts = model.finish_thoughts(*model.begin_thoughts(h[index], max_thought_tokens), max_thought_tokens)
-    reading.state[index] = model.states([thought.ids for thought in thoughts])
+    if rows and model.thinks:
+        opened = model.begin_thoughts(h[on_device(rows, h.device)], max_thought_tokens)
+        take_in(model, reading, rows, model.finish_thoughts(opened))
+
+
+def take_in(model: ThinkingStates, reading: Reading, rows: list[int], thoughts: Sequence[Thought]) -> None:
+    """Each of `rows` has had its thought: its next chunk reads the state that follows."""
+    reading.state[on_device(rows, model.device)] = model.states([thought.ids for thought in thoughts])
     for b, thought in zip(rows, thoughts):
         reading.thoughts[b].append(thought)
-    return thoughts
 
 
 @dataclass
@@ -249,11 +251,11 @@ def think_ahead(model: ThinkingStates, h: Tensor, complete: Sequence[int], max_t
     if not places:
         return [[] for _ in complete]
     b_index, k_index = on_device(places, h.device).T
-    cache, first = model.begin_thoughts(h[b_index, k_index], max_thought_tokens)
+    opened = model.begin_thoughts(h[b_index, k_index], max_thought_tokens)
     found: list[list[Thought]] = [[] for _ in complete]
     wanted: list[tuple[int, int, int]] = []  # (place, row, index in the row's list) of thoughts to decode
     ended: set[int] = set()
-    for place, ((b, _), token) in enumerate(zip(places, first.tolist())):
+    for place, ((b, _), token) in enumerate(zip(places, opened.newest())):
         if b in ended:
             continue
         if token != model.config.thought_end:
@@ -262,8 +264,7 @@ def think_ahead(model: ThinkingStates, h: Tensor, complete: Sequence[int], max_t
                 ended.add(b)
         found[b].append(trivial)
     if wanted:
-        chosen = on_device([place for place, _, _ in wanted], h.device)
-        decoded = model.finish_thoughts(cache.select(chosen), first[chosen], max_thought_tokens)
+        decoded = model.finish_thoughts(model.gather_thoughts([(opened, [place for place, _, _ in wanted])]))
         for (_, b, i), thought in zip(wanted, decoded):
             found[b][i] = thought
     return found

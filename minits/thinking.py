@@ -64,6 +64,21 @@ def closed(rows: Sequence[list[int]], end: int) -> list[Thought]:
     return [Thought(row[:row.index(end) + 1]) if end in row else Thought([*row, end], cut=True) for row in rows]
 
 
+@dataclass
+class OpenThoughts:
+    """N thoughts that T is decoding, a token at a time; they may have come to different lengths."""
+
+    cache: KVCache  # T's own: one layer, a row a thought
+    tokens: Tensor  # [>= N] the newest token of each
+    positions: Tensor  # [>= N] the position that T reads it at
+    size: int  # N; rows past it are padding
+    limit: int  # a thought of so many tokens is closed
+
+    def newest(self) -> list[int]:
+        """The newest token of each thought. Waits for the device."""
+        return self.tokens[:self.size].tolist()
+
+
 class ThinkingBlock(nn.Module):
     """T: one decoder layer, its own final norm and unembedding. The embedding is the backbone's."""
 
@@ -185,26 +200,50 @@ class ThinkingStates(nn.Module):
         """The one argmax rule: [..., V] -> the highest logit's id, the lowest id at ties, never a blocked one."""
         return logits.masked_fill(self.blocked, -torch.inf).argmax(-1)
 
-    def begin_thoughts(self, h: Tensor, max_thought_tokens: int) -> tuple[KVCache, Tensor]:
-        """First token of each chunk's thought: h [N, c, E] -> (T's cache, ids [N]). One pass, no loop."""
-        N, c, _ = h.shape
-        cache = self.new_cache(N, c + max_thought_tokens, layers=1)
-        positions = torch.arange(c, device=h.device)[None].expand(N, c)
-        out = self.thinking_block(h, self.backbone.frame(positions, cache, span=c))[:, -1]
-        return cache, self.pick(self.thinking_block.lm_head(out))
+    def new_thoughts(self, rows: int, max_thought_tokens: int) -> OpenThoughts:
+        """Room for `rows` thoughts of up to `max_thought_tokens` tokens, the c vectors of H before them."""
+        cache = self.new_cache(rows, self.config.chunk_size + max_thought_tokens, layers=1)
+        positions = torch.full((rows,), self.config.chunk_size, device=self.device)
+        return OpenThoughts(cache, torch.zeros_like(positions), positions, rows, max_thought_tokens)
 
-    def finish_thoughts(self, cache: KVCache, first: Tensor, max_thought_tokens: int) -> list[Thought]:
-        """Decodes N thoughts from where `begin_thoughts` stopped (eq. 3), greedily and as one batch."""
-        end, tokens = self.config.thought_end, [first]
-        alive = first != end
-        for position in range(self.config.chunk_size, self.config.chunk_size + max_thought_tokens - 1):
-            if not alive.any():
-                break
-            frame = self.backbone.frame(torch.full_like(first, position)[:, None], cache, span=position + 1)
-            x = self.backbone.model.embed_tokens(tokens[-1])[:, None]  # [N, 1, E]
-            tokens.append(self.pick(self.thinking_block.lm_head(self.thinking_block(x, frame)[:, 0])))
-            alive = alive & (tokens[-1] != end)
-        return closed(torch.stack(tokens, dim=1).tolist(), end)
+    def begin_thoughts(self, h: Tensor, max_thought_tokens: int) -> OpenThoughts:
+        """The thoughts after N chunks, h [N, c, E], with the first token of each. One pass, no loop."""
+        N, c, _ = h.shape
+        thoughts = self.new_thoughts(N, max_thought_tokens)
+        positions = torch.arange(c, device=h.device)[None].expand(N, c)
+        out = self.thinking_block(h, self.backbone.frame(positions, thoughts.cache, span=c))[:, -1]
+        thoughts.tokens.copy_(self.pick(self.thinking_block.lm_head(out)))
+        return thoughts
+
+    def think_step(self, thoughts: OpenThoughts) -> None:
+        """One step of T: the next token of every open thought takes the place of its newest one (eq. 3)."""
+        x = self.backbone.model.embed_tokens(thoughts.tokens)[:, None]  # [N, 1, E]
+        out = self.thinking_block(x, self.backbone.frame(thoughts.positions[:, None], thoughts.cache))[:, 0]
+        thoughts.tokens.copy_(self.pick(self.thinking_block.lm_head(out)))
+        thoughts.positions += 1
+
+    def gather_thoughts(self, parts: Sequence[tuple[OpenThoughts, Sequence[int]]]) -> OpenThoughts:
+        """The thoughts with those numbers of each part, as one batch, in that order; the parts are used up."""
+        if len(parts) == 1 and list(parts[0][1]) == list(range(parts[0][0].size)):
+            return parts[0][0]
+        joined = self.new_thoughts(sum(len(chosen) for _, chosen in parts), parts[0][0].limit)
+        start = 0
+        for source, chosen in parts:
+            index, to = on_device(chosen, self.device), slice(start, start + len(chosen))
+            joined.cache.k[:, to], joined.cache.v[:, to] = source.cache.k[:, index], source.cache.v[:, index]
+            joined.tokens[to], joined.positions[to] = source.tokens[index], source.positions[index]
+            start = to.stop
+        return joined
+
+    def finish_thoughts(self, thoughts: OpenThoughts) -> list[Thought]:
+        """Decodes N thoughts to their ends, greedily and as one batch."""
+        end, tokens = self.config.thought_end, [thoughts.newest()]
+        ended = [token == end for token in tokens[0]]
+        while not all(ended) and len(tokens) < thoughts.limit:
+            self.think_step(thoughts)
+            tokens.append(thoughts.newest())
+            ended = [before or token == end for before, token in zip(ended, tokens[-1])]
+        return closed([list(row) for row in zip(*tokens)], end)
 
     def compress(self, thoughts: Tensor, lengths: Tensor) -> Tensor:
         """C over padded thoughts [R, n], n >= c: the last c outputs of each, [R, c, E] (eq. 4).

@@ -7,6 +7,7 @@ optimizer and step number are all that a checkpoint needs for an exact resume.
 """
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import random
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from minits.config import TrainConfig, task_options
 from minits.evaluate import Report, describe, draw_rows, evaluate, options
 from minits.files import new_folder, read_json, require, write_text
-from minits.generation import GenerationConfig
+from minits.generation import GenerationConfig, accelerate
 from minits.supervision import Row, collate, encode_example
 from minits.tasks import Task, draw_example, make_task
 from minits.thinking import ThinkingStates
@@ -257,9 +258,14 @@ def evaluation_set(run: Run, operations: tuple[int, int], n: int) -> tuple[list,
 
 
 def measure(run: Run, rows: list, config: GenerationConfig, predictions: Path | None = None) -> Report:
-    """Free-running evaluation of the model as it is now, on what `evaluation_set` gave."""
-    run.model.eval()
-    report = evaluate(run.model, run.tokenizer, run.task, rows, config, predictions=predictions)
+    """Free-running evaluation of the model as it is now, on what `evaluation_set` gave.
+
+    On CUDA a copy of the model in the compute type does it, on the fast path, which is for inference only.
+    """
+    model = run.model.eval()
+    if run.config.device.startswith("cuda"):
+        model = accelerate(copy.deepcopy(model).to(getattr(torch, run.config.dtype)))
+    report = evaluate(model, run.tokenizer, run.task, rows, config, predictions=predictions)
     run.model.train()
     return report
 

@@ -16,7 +16,7 @@ MODES = [{"prefill": "sequential"}, *({"draft": d, "window": w} for d in ("trivi
 
 
 def both(shape, dtype=torch.float64):
-    from minits.fast import accelerate
+    from minits.generation import accelerate
     return fresh(shape, dtype, "cuda"), accelerate(fresh(shape, dtype, "cuda"))
 
 

@@ -73,6 +73,20 @@ def test_generation_is_the_same_in_every_mode_and_each_row_equals_itself_alone(d
                     assert getattr(one, key) == getattr(together, key)
 
 
+def test_a_row_that_thinks_holds_the_others_up_for_one_step_of_t_at_most(monkeypatch):
+    model, log = build(Shape(chunk_size=8)), []
+    read, think = model.read_tokens, model.think_step
+    monkeypatch.setattr(model, "read_tokens", lambda *a, **k: (log.append(("read", k["steps"])), read(*a, **k))[1])
+    monkeypatch.setattr(model, "think_step", lambda z: (log.append(("think", z.size)), think(z))[1])
+    with steer(model, -1e4):  # thoughts that never end: each takes 5 steps after its first token
+        generate_ids(model, [[3] * 9, [4] * 12, [5] * 14], max_new_tokens=30, max_thought_tokens=6, eos_ids=[])
+    decoding = log[log.index(("read", 2)):][:40]  # up to the first border, then in the order in which rows come to think
+    assert decoding[:6] == [("read", 2), ("read", 1), ("think", 1), ("read", 1), ("think", 1), ("read", 1)]
+    assert ("think", 2) in decoding
+    for (before, _), (now, size) in zip(decoding, decoding[1:]):
+        assert (before, now) != ("think", "think") or size == 3  # nobody else was there to read
+
+
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_cache_full_of_garbage_changes_nothing(draft, monkeypatch):
     model = build(Shape(chunk_size=4, window=5, first_sliding=1))
@@ -114,8 +128,8 @@ def test_an_error_in_the_middle_leaves_nothing_behind():
 def differing_margin(model, ids: list[int], a, b, options: dict) -> tuple[str, float]:
     """Where results a (sequential) and b first differ, and the top-two logit gap of that decision in a's run.
 
-    Decisions of a single sequential row come in a known order: the thoughts of the prompt's chunks, then answer tokens
-    with a thought after each token that completes a chunk.
+    Decisions of a single sequential row come in a known order: the thoughts of the prompt's chunks, then answer tokens;
+    reading a token that completes a chunk picks the next token, then thinks.
     """
     margins: list[float] = []
     pick = model.pick
@@ -141,8 +155,8 @@ def differing_margin(model, ids: list[int], a, b, options: dict) -> tuple[str, f
         order += thought(k)
     for i in range(len(a.ids)):
         order.append(("answer", 0, i))
-        if (len(ids) + i + 1) % c == 0 and i + 1 < len(a.ids):
-            order += thought((len(ids) + i + 1) // c - 1)
+        if i and (len(ids) + i) % c == 0:
+            order += thought((len(ids) + i) // c - 1)
     assert len(order) <= len(margins)  # a block of decoding steps may read on past the end of the row
     for (kind, k, i), margin in zip(order, margins):
         other = b.ids if kind == "answer" else b.thought_ids[k] if k < len(b.thought_ids) else []

@@ -139,14 +139,6 @@ class CacheMachine(RuleBasedStateMachine):
             if not wasted:
                 self.model[layer][row].update({slot: self.stamp + i / 100 for i, slot in enumerate(at)})
 
-    @rule(data=st.data())
-    def select(self, data):
-        rows = data.draw(st.lists(st.integers(0, len(self.model[0]) - 1), min_size=1, max_size=3))
-        before = self.cache
-        self.cache = before.select(torch.tensor(rows))
-        self.model = [[dict(layer[row]) for row in rows] for layer in self.model]
-        before.k.fill_(GARBAGE)  # a copy shares nothing
-
     @precondition(lambda self: hasattr(self, "cache"))
     @invariant()
     def reads_what_was_written(self):

@@ -95,7 +95,7 @@ def test_a_thought_is_the_greedy_continuation_of_its_chunk(data):
     h = torch.randn(3, shape.chunk_size, shape.heads * shape.head_dim, dtype=torch.float64,
                     generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
     with steer(model, data.draw(biases)), torch.no_grad():
-        thoughts = model.finish_thoughts(*model.begin_thoughts(h, limit), limit)
+        thoughts = model.finish_thoughts(model.begin_thoughts(h, limit))
         for chunk, thought in zip(h, thoughts):
             ids: list[int] = []
             while len(ids) < limit and 0 not in ids:

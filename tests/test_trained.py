@@ -16,7 +16,7 @@ PROMPTS, BATCH = 2000, 100
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_equals_plain_and_speculative_equals_sequential(dtype):
     """float32: differences listed, none with a margin above 1e-3. bfloat16: counted, with the largest margin."""
-    from minits.fast import accelerate
+    from minits.generation import accelerate
     plain, tokenizer = load(os.environ["MINITS_RUN"], dtype, "cuda")
     fast = accelerate(load(os.environ["MINITS_RUN"], dtype, "cuda")[0])
     task = make_task("parity")
