@@ -10,7 +10,7 @@ import types
 import typing
 from pathlib import Path
 
-from minits import commands
+from minits import commands, distributed
 from minits.config import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand
 from minits.tasks import TASKS
 from minits.train import TrainingError
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"run.py {name}: interrupted", file=sys.stderr)
         return 130
-    if given.get("json"):
+    if given.get("json") and distributed.rank() == 0:
         print(json.dumps(result), flush=True)
     return status
 

@@ -14,8 +14,10 @@ from shlex import quote
 
 import torch
 
+from minits import distributed
 from minits import evaluate as evaluation
 from minits.bench import bench as measure, bench_drafts
+from minits.bench_train import bench_train
 from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
                            resolve_train, task_options)
 from minits.files import listing, write_text
@@ -52,10 +54,14 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
         config = resolve_train(TrainConfig(**settings))
         name = f"{config.task}-{config.method}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = Path(command.out) if command.out else RUNS / name
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if distributed.rank() == 0 and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"--out {folder} exists (it holds {listing(folder)}). Nothing is overwritten: name another "
                              "folder, or continue a run there with --resume.")
-    figures = run_training(config, folder, log=lambda text: print(text, flush=True), note=note)
+    lead = distributed.rank() == 0
+    figures = run_training(config, folder, log=lambda text: print(text, flush=True) if lead else None, note=note)
+    distributed.leave()
+    if not lead:
+        return figures, 130 if figures["interrupted"] else 0
     if figures.get("interrupted"):
         again = f"continue with: python run.py train {config.task} --out {quote(str(folder))} --resume"
         note(f"interrupted after step {figures['step']}; " + ("nothing was saved (--no-save)" if config.no_save else again))
@@ -310,14 +316,20 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
 
 def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
     """Measures inference; one line a measurement."""
-    if config.part not in ("prefill", "decode", "end-to-end", "all", "drafts") or config.repeats < 1:
-        raise ValueError(f"bench {config.part} --repeats {config.repeats}: the part is prefill, decode, end-to-end, "
-                         "drafts or all, and --repeats is at least 1.")
+    if config.part not in ("prefill", "decode", "end-to-end", "all", "drafts", "train") or config.repeats < 1:
+        raise ValueError(f"bench {config.part} --repeats {config.repeats}: the part is prefill, decode, end-to-end, all, "
+                         "drafts or train, and --repeats is at least 1.")
     source = config.run if config.part == "drafts" else config.model
     if not source:
         raise ValueError(f"bench {config.part} needs {'--run FOLDER' if config.part == 'drafts' else '--model FOLDER'}: "
                          "the weights to measure.")
     device, dtype = resolve_device(config.device, config.dtype)
+    if config.part == "train":
+        note(f"{source} in {dtype} on {machine(device)}")
+        lines = bench_train(source, device=device, dtype=dtype, compile=config.compile, repeats=config.repeats)
+        for line in lines:
+            print(json.dumps(rounded(line)), flush=True)
+        return record({"dtype": dtype, "lines": lines}, device=device), 0
     folder = local(source) if config.part == "drafts" else resolve(source, config.revision)
     model, tokenizer = load(folder, getattr(torch, dtype), device, chunk_size=config.chunk_size)
     path = "plain" if config.plain else "graphs" if device.startswith("cuda") else "packed"

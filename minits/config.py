@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from minits.supervision import METHODS
+from minits import distributed
+from minits.supervision import LAYOUTS, METHODS
 
 
 def setting(default, text: str):
@@ -29,8 +30,12 @@ class TrainConfig:
     extract_after: int | None = setting(None, "L_out: layers before H is taken; default: all but the last")
     window: int = setting(16, "sliding attention of the tiny thinking model, in tokens; 0: dense")
     steps: int | None = setting(None, "optimizer steps; default: by recipe")
-    batch_size: int | None = setting(None, "rows an optimizer step; default: by recipe")
-    accumulate: int = setting(1, "parts that a step's rows are split into, to save memory")
+    batch_size: int | None = setting(None, "samples an optimizer step, over all processes; default: by recipe")
+    layout: str | None = setting(None, "how samples are laid into rows: rows (one each), pack (several that do not see one "
+                                       "another: the same losses), long_rows (several that do: another training); "
+                                       "default: by recipe")
+    row_tokens: int = setting(512, "tokens a row, for pack and long_rows")
+    accumulate: int = setting(1, "parts that a step's samples are split into, to save memory")
     lr: float | None = setting(None, "peak learning rate of AdamW; default: by recipe")
     warmup: int | None = setting(None, "steps of linear warm-up, a cosine to zero follows; default: by recipe")
     weight_decay: float = setting(0.0, "AdamW weight decay")
@@ -41,6 +46,7 @@ class TrainConfig:
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: str | None = setting(None, "compute type, float32 or bfloat16 (float32 master weights either way); "
                                       "default: bfloat16 on cuda, else float32")
+    compile: bool = setting(False, "torch.compile the layers: half a minute to start, then faster steps (cuda)")
     eval_samples: int = setting(500, "examples of each final evaluation")
     eval_max_ops: int = setting(100, "longest evaluation example, in operations")
     eval_every: int = setting(0, "steps between evaluations on a fifth of the examples; 0: only at the end")
@@ -134,12 +140,13 @@ class BenchConfig:
     """`run.py bench`: speed of inference on real weights."""
 
     part: str = field(default="all", metadata={"positional": True,
-                                               "help": "prefill, decode, end-to-end, drafts, or all of these but drafts (default)"})
+                                               "help": "prefill, decode, end-to-end, all (these three; the default), drafts or train"})
     model: str | None = setting(None, "model folder or hub id: real weights, for the speed of a toy says nothing")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
     run: str | None = setting(None, "bench drafts: a trained run, whose task gives the prompts")
     repeats: int = setting(10, "timed calls; the median is reported")
+    compile: bool = setting(False, "bench train: torch.compile the layers (cuda)")
     plain: bool = setting(False, "the plain path, without graphs (cuda) or packed products (cpu)")
     device: str | None = setting(None, "cpu, cuda or cuda:N; default: cuda if there is one")
     dtype: str | None = setting(None, "float32, bfloat16 or float64; default: bfloat16 on cuda, else float32")
@@ -153,10 +160,10 @@ def task_options(config) -> dict:
 
 # What each (task, kind of model) trains with unless flags say otherwise; found on seeds 1-9 (README, results).
 RECIPES: dict[tuple[str, str], dict] = {
-    ("parity", "tiny"): dict(chunk_size=8, steps=400, batch_size=32, lr=3e-3, warmup=20),
-    ("vars", "tiny"): dict(chunk_size=4, steps=600, batch_size=32, lr=3e-3, warmup=20),
-    ("parity", "real"): dict(chunk_size=8, steps=150, batch_size=64, lr=2e-5, warmup=10),
-    ("vars", "real"): dict(chunk_size=4, steps=1700, batch_size=32, lr=5e-5, warmup=50),
+    ("parity", "tiny"): dict(chunk_size=8, layout="rows", steps=400, batch_size=32, lr=3e-3, warmup=20),
+    ("vars", "tiny"): dict(chunk_size=4, layout="rows", steps=600, batch_size=32, lr=3e-3, warmup=20),
+    ("parity", "real"): dict(chunk_size=8, layout="pack", steps=150, batch_size=64, lr=2e-5, warmup=10),
+    ("vars", "real"): dict(chunk_size=4, layout="pack", steps=1700, batch_size=32, lr=5e-5, warmup=50),
 }
 
 
@@ -177,7 +184,12 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
         raise ValueError(f"--lr {config.lr}: must be a positive number (at most 1e30).")
     if config.method not in METHODS:
         raise ValueError(f"--method {config.method!r} is not known; use one of {', '.join(METHODS)}.")
-    least = {"max_ops": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "max_thought_tokens": 1,
+    if config.layout not in LAYOUTS:
+        raise ValueError(f"--layout {config.layout!r} is not known; use one of {', '.join(LAYOUTS)}.")
+    if config.batch_size < distributed.world():
+        raise ValueError(f"--batch-size {config.batch_size}: fewer samples than the {distributed.world()} processes that "
+                         "share them; raise it, or start fewer.")
+    least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "max_thought_tokens": 1,
              "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
              "inject_after": 0, "clip": 0.0}
     for name, low in least.items():
@@ -198,4 +210,4 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
     dtype = dtype or ("bfloat16" if kind == "cuda" else "float32")
     if dtype not in ("float32", "bfloat16", "float64"):
         raise ValueError(f"--dtype {dtype}: use float32, bfloat16 or float64.")
-    return device, dtype
+    return distributed.own_device(device), dtype

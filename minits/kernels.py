@@ -121,3 +121,26 @@ def decode_attention(qkv, table, positions, k_cache, v_cache, out, S, P, window,
         weight = weight * fade + tl.sum(part, axis=1)
         top = higher
     tl.store(out + (row * H + g * folds + head)[:, None] * D + d[None, :], (total / weight[:, None]).to(kind), real)
+
+
+@triton.jit
+def cross_entropy(logits, labels, losses, V, BLOCK: tl.constexpr):
+    """One row of logits [M, V]: its loss against its label (negative: none), and the gradient in the logits' place."""
+    row = tl.program_id(0).to(tl.int64)
+    label = tl.load(labels + row)
+    at, real = logits + row * V, label >= 0
+    picked = tl.load(at + tl.where(real, label, 0)).to(tl.float32)  # long before any thread writes there
+    top, total = float("-inf"), 0.0
+    for start in range(0, V, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        x = tl.load(at + k, k < V, float("-inf")).to(tl.float32)
+        higher = tl.maximum(top, tl.max(x, axis=0))
+        total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), axis=0)
+        top = higher
+    tl.store(losses + row, tl.where(real, tl.log(total) + top - picked, 0.0))
+    scale = tl.where(real, 1.0 / total, 0.0)
+    for start in range(0, V, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        x = tl.load(at + k, k < V, float("-inf")).to(tl.float32)
+        gradient = tl.exp(x - top) * scale - tl.where(real & (k == label), 1.0, 0.0)
+        tl.store(at + k, gradient.to(logits.dtype.element_ty), k < V)

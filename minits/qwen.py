@@ -269,21 +269,27 @@ class Qwen2ForCausalLM(nn.Module):
                        self.config.num_key_value_heads, slots, self.config.head_dim,
                        dtype=weight.dtype, device=weight.device)
 
-    def frame(self, positions: Tensor, cache: KVCache | None = None, span: int | None = None) -> Frame:
+    def frame(self, positions: Tensor, cache: KVCache | None = None, span: int | None = None,
+              segments: Tensor | None = None) -> Frame:
         """The shared part of one pass over tokens at `positions` [B or 1, T].
 
-        Without a cache the tokens see one another, so positions must be 0 … T-1. With one, `span` says how many slots
-        can matter (the last position + 1; None: all). A query at p sees the slots in (p - window, p].
+        With a cache, a query at p sees the slots in (p - window, p]; `span` says how many slots can matter (the last
+        position + 1; None: all). Without one the tokens see one another, in their order; `segments` [B, T] keeps apart
+        samples that share a row, each at positions of its own.
         """
-        span = positions.shape[1] if cache is None else min(span or cache.slots, cache.slots)
+        T = positions.shape[1]
+        span = T if cache is None else min(span or cache.slots, cache.slots)
         cos, sin = self.rotary(positions, self.model.embed_tokens.weight.dtype)
         slots = torch.arange(span, device=positions.device)
-        seen = slots <= positions[..., None]  # [B, T, S]
+        places = positions if cache is not None else slots[None]  # where in the row of keys each query stands
+        seen = slots <= places[..., None]  # [B or 1, T, S]
+        if segments is not None:
+            seen = seen & (segments[:, :, None] == segments[:, None, :])
         folds = self.config.num_attention_heads // self.config.num_key_value_heads
-        full = seen.repeat(1, folds, 1)[:, None] if cache is not None else None
+        full = seen.repeat(1, folds, 1)[:, None] if cache is not None or segments is not None else None
         sliding = None
         if self.config.sliding_layers:
-            near = seen & (slots > positions[..., None] - self.config.sliding_window)
+            near = seen & (slots > places[..., None] - self.config.sliding_window)
             sliding = near.repeat(1, folds, 1)[:, None]
         return Frame(cos, sin, full, sliding, positions, cache, span)
 

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 import torch
 
+from minits.loss import IGNORED
 from minits.thinking import Batch, ThinkingConfig, pad
 from minits.tokenizer import Tokenizer
 
 METHODS = ("thinking", "no-cot", "cot")
+LAYOUTS = ("rows", "pack", "long_rows")  # how samples are laid into the rows of a batch; see `collate`
 MARKER = "<T>"
 OVERFLOW_SEPARATOR = ";"  # between steps that were left over at the end of the prompt
 
@@ -142,32 +144,97 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
     return Row(ids, len(prompt), thoughts, without_target, late, name)
 
 
-def collate(rows: Sequence[Row], config: ThinkingConfig, device: torch.device | str = "cpu") -> Batch:
-    """Rows -> one Batch; every row is padded on the right to a multiple of the chunk size."""
-    c = config.chunk_size
-    K = max(-(-(len(row.ids) - 1) // c) for row in rows)
-    lm_at, lm_labels, trivial_at, thought_at, thoughts, states_of = [], [], [], [], [], []
-    for b, row in enumerate(rows):
-        for t in range(row.prompt_length - 1, len(row.ids) - 1):
-            lm_at.append(b * K * c + t)
-            lm_labels.append(row.ids[t + 1])
-        for k, thought in enumerate(row.thoughts):
-            if len(thought) == 1:
-                trivial_at.append(b * K + k)
-                continue
-            if (k + 1) * c < len(row.ids) - 1:  # some token reads the state
-                states_of.append(len(thoughts))
-            thought_at.append(b * K + k)
-            thoughts.append(thought)
-    n = max([c, *map(len, thoughts)])
-    tokens_at = [r * n + i for r, thought in enumerate(thoughts) for i in range(len(thought))]
+class Exact:
+    """Sizes of a batch as they are."""
 
-    def tensor(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=device)
+    def width(self, tokens: int, chunk_size: int) -> int:
+        """Tokens a row."""
+        return tokens
+
+    def size(self, name: str, needed: int, step: int = 16) -> int:
+        """Entries of the index tensors called `name`."""
+        return needed
+
+
+class Roomy(Exact):
+    """Sizes with some room that only grow, so that after a few batches all of one width have one shape."""
+
+    def __init__(self) -> None:
+        self.wide, self.known = 0, {}
+
+    def width(self, tokens: int, chunk_size: int) -> int:
+        step = -(-32 // chunk_size) * chunk_size
+        self.wide = -(-tokens // step) * step
+        return self.wide
+
+    def size(self, name: str, needed: int, step: int = 16) -> int:
+        if needed > self.known.get((self.wide, name), -1):
+            self.known[self.wide, name] = -(-int(needed * 1.05) // step) * step
+        return self.known[self.wide, name]
+
+
+def first_fit(spans: Sequence[int], width: int) -> list[tuple[int, int]]:
+    """(row, start) of samples of `spans` tokens: each in the first row of `width` tokens that has room left."""
+    used, places = [], []
+    for span in spans:
+        row = next((r for r, tokens in enumerate(used) if tokens + span <= width), len(used))
+        used += [0] * (row == len(used))
+        places.append((row, used[row]))
+        used[row] += span
+    return places
+
+
+def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows", row_tokens: int = 0,
+            sizes: Exact = Exact()) -> Batch:
+    """Samples -> one Batch, each on chunk borders. layout, one of `LAYOUTS`:
+
+    - "rows": one sample a row.
+    - "pack": as many samples as fit into a row of `row_tokens` tokens, blind to one another, each at positions from 0:
+      the same losses with less padding.
+    - "long_rows": the same, but attention and positions run on over all samples of a row: another training.
+    """
+    c = config.chunk_size
+    spans = [-(-(len(row.ids) - 1) // c) * c for row in rows]
+    T = sizes.width(max(spans) if layout == "rows" else max(*spans, -(-row_tokens // c) * c), c)
+    places = [(b, 0) for b in range(len(rows))] if layout == "rows" else first_fit(spans, T)
+    B = sizes.size("rows", max(b for b, _ in places) + 1, step=1)
+    ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]
+    segments = torch.empty(0, dtype=torch.long)
+    if layout == "pack":
+        positions, segments = positions.repeat(B, 1), torch.full((B, T), -1)
+    lm_at, lm_labels, trivial_at, thought_at, thoughts, state_of, state_at = [], [], [], [], [], [], []
+    for number, (row, span, (b, start)) in enumerate(zip(rows, spans, places)):
+        read, at, chunk = len(row.ids) - 1, b * T + start, (b * T + start) // c
+        ids[b, start:start + read] = torch.tensor(row.ids[:-1])
+        if layout == "pack":
+            positions[b, start:start + span] = torch.arange(span)
+            segments[b, start:start + span] = number
+        for t in range(row.prompt_length - 1, read):
+            lm_at.append(at + t)
+            lm_labels.append(row.ids[t + 1])
+        for k, thought in enumerate(row.thoughts, chunk):
+            if len(thought) == 1:
+                trivial_at.append(k)
+                continue
+            if (k - chunk + 1) * c < read:  # some token reads the state
+                state_of.append(len(thoughts))
+                state_at.append(k + 1)
+            thought_at.append(k)
+            thoughts.append(thought)
+    n = sizes.size("thought tokens", max([c, *map(len, thoughts)]), step=4)
+    tokens_at = [r * n + i for r, thought in enumerate(thoughts) for i in range(len(thought))]
+    labels = [token for thought in thoughts for token in thought]
+
+    def filled(name: str, values: list[int], filling: int = 0) -> torch.Tensor:
+        return torch.tensor(values + [filling] * (sizes.size(name, len(values)) - len(values)), dtype=torch.long)
 
     return Batch(
-        ids=pad([row.ids[:-1] for row in rows], config.pad_id, K * c, device),
-        lm_at=tensor(lm_at), lm_labels=tensor(lm_labels), trivial_at=tensor(trivial_at),
-        thought_at=tensor(thought_at), thoughts=pad(thoughts, config.pad_id, n, device),
-        lengths=tensor([len(thought) for thought in thoughts]), thought_tokens_at=tensor(tokens_at),
-        states_of=tensor(states_of))
+        ids=ids, positions=positions, segments=segments,
+        lm_at=filled("answer", lm_at), lm_labels=filled("answer", lm_labels, IGNORED),
+        trivial_at=filled("trivial", trivial_at),
+        trivial_labels=filled("trivial", [config.thought_end] * len(trivial_at), IGNORED),
+        thought_at=filled("thoughts", thought_at),
+        thoughts=pad([*thoughts, *[[]] * (sizes.size("thoughts", len(thoughts)) - len(thoughts))], config.pad_id, n, "cpu"),
+        lengths=filled("thoughts", [len(thought) for thought in thoughts], 1),
+        thought_tokens_at=filled("tokens", tokens_at), thought_labels=filled("tokens", labels, IGNORED),
+        state_of=filled("states", state_of), state_at=filled("states", state_at, -1))

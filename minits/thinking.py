@@ -5,18 +5,15 @@ enters and leaves at the same place in training and in inference.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from minits.cache import KVCache
+from minits.loss import IGNORED, cross_entropy_sum
 from minits.qwen import DecoderLayer, Frame, Qwen2ForCausalLM, QwenConfig, RMSNorm
-
-LOGIT_SLICE = 2048  # positions whose logits exist at once: 1.2 GB in float32 for Qwen2.5's vocabulary
 
 
 @dataclass(frozen=True)
@@ -107,30 +104,42 @@ class CompressionBlock(nn.Module):
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one forward pass, as tensors. A flat position is row * T + t, a flat chunk row * K + k, T = K * c.
+    """Samples of one forward pass, as tensors. A flat position is row * T + t, a flat chunk row * K + k, T = K * c.
 
-    Rows are padded on the right and attention is causal, so no real token ever sees padding.
+    A sample begins on a chunk border. Rows are padded on the right and attention is causal, so no real token ever sees
+    padding. Index tensors may be filled up too, so that shapes repeat: such places have the label `IGNORED`, or -1 in
+    `state_at`, and change nothing.
     """
 
-    ids: Tensor  # [B, T] backbone input: each row without its last token, which is never read
+    ids: Tensor  # [B, T] backbone input: each sample without its last token, which is never read
+    positions: Tensor  # [B or 1, T]
+    segments: Tensor  # [B, T] the sample of each token, where samples share a row and must not see one another; else [0]
     lm_at: Tensor  # [M] flat positions whose next token is supervised (answer and closing EOS)
     lm_labels: Tensor  # [M]
     trivial_at: Tensor  # [N] flat chunks whose thought is EOS alone
+    trivial_labels: Tensor  # [N] that EOS
     thought_at: Tensor  # [R] flat chunks with any other thought
     thoughts: Tensor  # [R, n] ids incl. EOS, padded with pad_id to n >= c
     lengths: Tensor  # [R] tokens in each thought, EOS included
-    thought_tokens_at: Tensor  # [sum(lengths)] flat places in [R, n] that hold a real token, not padding
-    states_of: Tensor  # [R'] the thoughts (0 … R-1) that have a next chunk in their row, whole or partial
+    thought_tokens_at: Tensor  # [P] flat places in [R, n] that hold a real token, not padding
+    thought_labels: Tensor  # [P] those tokens
+    state_of: Tensor  # [R'] the thoughts (0 … R-1) that have a next chunk in their sample, whole or partial
+    state_at: Tensor  # [R'] that chunk, flat
 
     @property
-    def lm_tokens(self) -> int:
-        """Tokens that L_LM is a mean over."""
-        return len(self.lm_labels)
+    def counts(self) -> Tensor:
+        """[2]: the tokens that L_LM and L_T are means over, every closing EOS included."""
+        real = [(labels != IGNORED).sum() for labels in (self.lm_labels, self.trivial_labels, self.thought_labels)]
+        return torch.stack([real[0], real[1] + real[2]])
 
     @property
-    def thought_tokens(self) -> int:
-        """Tokens that L_T is a mean over, every closing EOS included."""
-        return len(self.trivial_at) + len(self.thought_tokens_at)
+    def tensors(self) -> list[Tensor]:
+        """All fields, in order."""
+        return [getattr(self, f.name) for f in fields(self)]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with `function` of every tensor."""
+        return Batch(*map(function, self.tensors))
 
 
 @dataclass(frozen=True)
@@ -246,14 +255,17 @@ class ThinkingStates(nn.Module):
         return closed([list(row) for row in zip(*tokens)], end)
 
     def compress(self, thoughts: Tensor, lengths: Tensor) -> Tensor:
-        """C over padded thoughts [R, n], n >= c: the last c outputs of each, [R, c, E] (eq. 4).
+        """C over padded thoughts [R, n], n >= c: the last c outputs of each, [R, c, E] (eq. 4)."""
+        return self.compress_embedded(self.backbone.model.embed_tokens(thoughts), lengths)
+
+    def compress_embedded(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """The same from the thoughts' embeddings [R, n, E].
 
         A thought shorter than c is padded to c, and its padding is attended like any token; padding past
         max(length, c) only rounds out the batch and lies after everything that is used.
         """
-        positions = torch.arange(thoughts.shape[1], device=thoughts.device)[None]
-        out = self.compression_block(self.backbone.model.embed_tokens(thoughts), self.backbone.frame(positions))
-        return self.last_outputs(out, lengths)
+        positions = torch.arange(x.shape[1], device=x.device)[None]
+        return self.last_outputs(self.compression_block(x, self.backbone.frame(positions)), lengths)
 
     def last_outputs(self, out: Tensor, lengths: Tensor) -> Tensor:
         """The state [R, c, E] in C's outputs [R, n, E]: those of the last c places of max(length, c)."""
@@ -301,26 +313,37 @@ class ThinkingStates(nn.Module):
 
     def forward(self, batch: Batch) -> Losses:
         """The teacher-forced pass: all chunks at once, each with the state of its gold predecessor (section 3.2)."""
-        h, out = self.teacher_forced(batch)
+        tokens, thoughts = self.embed(batch)
+        h, out = self.teacher_forced(batch, tokens, thoughts)
         lm = cross_entropy_sum(out.flatten(0, 1)[batch.lm_at], self.backbone.lm_head.weight, batch.lm_labels)
-        thought = self.thought_loss(h, batch) if self.thinks else torch.zeros_like(lm)
-        return Losses(lm, thought)
+        return Losses(lm, self.thought_loss(h, batch, thoughts) if self.thinks else torch.zeros_like(lm))
 
-    def teacher_forced(self, batch: Batch, cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
+    def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeddings of the tokens [B, T, E] and of the thoughts [R, n, E].
+
+        One look-up for both, since the backward pass of each fills a gradient as large as the vocabulary.
+        """
+        (B, T), (R, n) = batch.ids.shape, batch.thoughts.shape
+        x = self.backbone.model.embed_tokens(torch.cat([batch.ids.flatten(), batch.thoughts.flatten()]))
+        return x[:B * T].view(B, T, x.shape[1]), x[B * T:].view(R, n, x.shape[1])
+
+    def teacher_forced(self, batch: Batch, tokens: Tensor, thoughts: Tensor,
+                       cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
         """(H, final normed vectors), both [B, T, E], under the batch's gold thoughts; fills `cache` if one is given."""
         B, T = batch.ids.shape
-        positions = torch.arange(T, device=batch.ids.device)[None]
-        frame = self.backbone.frame(positions.expand(B, T) if cache is not None else positions, cache, span=T)
-        x = self.lower(batch.ids, frame)
-        if len(batch.states_of):
-            states = self.compress(batch.thoughts[batch.states_of], batch.lengths[batch.states_of])
+        frame = self.backbone.frame(batch.positions.expand(B, T) if cache is not None else batch.positions, cache, span=T,
+                                    segments=batch.segments if len(batch.segments) else None)
+        x = self.backbone.run(tokens, frame, range(self.config.inject_after))
+        if len(batch.state_of):
+            states = self.compress_embedded(thoughts[batch.state_of], batch.lengths[batch.state_of])
+            states = states * (batch.state_at >= 0)[:, None, None]
             chunks = x.reshape(-1, self.config.chunk_size, x.shape[-1])  # [B * K, c, E]
-            x = chunks.index_add(0, batch.thought_at[batch.states_of] + 1, states.to(x.dtype)).view_as(x)
+            x = chunks.index_add(0, batch.state_at.clamp(min=0), states.to(x.dtype)).view_as(x)
         h = self.middle(x, frame)
         return h, self.upper(h, frame)
 
-    def thought_loss(self, h: Tensor, batch: Batch) -> Tensor:
-        """Summed cross-entropy of T on the gold thoughts, given H [B, T, E].
+    def thought_loss(self, h: Tensor, batch: Batch, thoughts: Tensor) -> Tensor:
+        """Summed cross-entropy of T on the gold thoughts, given H [B, T, E] and their embeddings [R, n, E].
 
         A trivial thought is one prediction, made at the chunk's last vector: it takes no thought tokens as input, so
         those chunks run apart from the others.
@@ -331,33 +354,16 @@ class ThinkingStates(nn.Module):
         if len(batch.trivial_at):
             frame = self.backbone.frame(torch.arange(c, device=h.device)[None])
             vectors.append(self.thinking_block(chunks[batch.trivial_at], frame)[:, -1])
-            labels.append(torch.full_like(batch.trivial_at, self.config.thought_end))
+            labels.append(batch.trivial_labels)
         if len(batch.thought_at):
-            n = int(batch.thoughts.shape[1])
-            given = self.backbone.model.embed_tokens(batch.thoughts[:, :-1])  # the last token is only predicted
+            given = thoughts[:, :-1]  # the last token is only predicted
             x = torch.cat([chunks[batch.thought_at].to(given.dtype), given], dim=1)  # [R, c + n - 1, E]
-            out = self.thinking_block(x, self.backbone.frame(torch.arange(c + n - 1, device=h.device)[None]))
+            out = self.thinking_block(x, self.backbone.frame(torch.arange(x.shape[1], device=h.device)[None]))
             vectors.append(out[:, c - 1:].flatten(0, 1)[batch.thought_tokens_at])
-            labels.append(batch.thoughts.flatten()[batch.thought_tokens_at])
+            labels.append(batch.thought_labels)
         if not labels:  # a batch without a complete chunk: zero that still touches T, so that its gradients exist
             return self.thinking_block.norm.weight.sum() * 0.0
         return cross_entropy_sum(torch.cat(vectors), self.thinking_block.lm_head.weight, torch.cat(labels))
-
-
-def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Summed cross-entropy (nats) of hidden [M, E] @ weight.T [E, V] against labels [M].
-
-    Works slice by slice and recomputes each slice's logits in the backward pass, so that [M, V] never exists whole
-    (152k entries a row are most of a training step's memory otherwise). Equal to the plain one, gradient included.
-    """
-    def part(vectors: Tensor, targets: Tensor) -> Tensor:
-        logits = F.linear(vectors, weight)
-        return F.cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="sum")
-
-    if len(labels) <= LOGIT_SLICE:
-        return part(hidden, labels)
-    slices = zip(hidden.split(LOGIT_SLICE), labels.split(LOGIT_SLICE))
-    return sum(checkpoint(part, h, y, use_reentrant=False, preserve_rng_state=False) for h, y in slices)
 
 
 def on_device(values: Sequence, device: torch.device | str) -> Tensor:

@@ -1,6 +1,7 @@
 """Teacher-forced training (paper, section 3.2): one loop for `thinking`, `no-cot` and `cot`.
 
     TrainConfig -> set_up -> Run (model, tokenizer, task, optimizer, step) -> train -> checkpoints -> evaluation
+    (seed, step) -> training_rows -> make_parts -> launch -> finish -> metrics
 
 Nothing but the initial weights and the data is random, and the data is a function of (seed, step). So weights,
 optimizer and step number are all that a checkpoint needs for an exact resume.
@@ -15,24 +16,30 @@ import shutil
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from io import StringIO
+from itertools import count
 from math import cos, isfinite, pi
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
+from minits import distributed
 from minits.config import TrainConfig, task_options
 from minits.evaluate import Report, describe, draw_rows, evaluate, options
 from minits.files import new_folder, read_json, require, write_text
 from minits.generation import GenerationConfig, accelerate
-from minits.supervision import Row, collate, encode_example
+from minits.supervision import Exact, Roomy, Row, collate, encode_example
 from minits.tasks import Task, draw_example, make_task
-from minits.thinking import ThinkingStates
+from minits.thinking import Batch, ThinkingStates
 from minits.tiny import make_tiny
 from minits.tokenizer import Tokenizer
+from minits.update import Update, make_optimizer
 from minits.weights import finished_checkpoints, load, write_model
 
 POOL = 8  # steps whose rows are drawn together and sorted by length, so that rows of a batch need little padding
@@ -55,12 +62,17 @@ class Run:
     step: int = 0  # optimizer steps done
     seconds: float = 0.0  # spent in steps, evaluation and saving not counted
 
+    def __post_init__(self) -> None:
+        self.update = Update(self.model, self.config, self.optimizer)
+        self.sizes = Roomy() if self.update.graphs is not None else Exact()  # graphs need shapes that repeat
+
 
 # -- setting up ----------------------------------------------------------------------------------------------------------
 
 
 def set_up(config: TrainConfig, folder: Path) -> Run:
     """Model, task and optimizer for a resolved `config`; the newest checkpoint of `folder` if there is one."""
+    distributed.join(config.device)
     task = make_task(config.task, **task_options(config))
     checkpoints = finished_checkpoints(folder)
     thinks = config.method == "thinking"
@@ -76,14 +88,14 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
         if not thinks:
             model.thinking_block = model.compression_block = None
     model = model.to(config.device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=config.weight_decay,
-                                  fused=config.device.startswith("cuda"))
-    run = Run(config, folder, model, tokenizer, task, optimizer)
-    if checkpoints:
-        state = read_state(checkpoints[-1] / "training_state.pt", config.device)
-        optimizer.load_state_dict(state["optimizer"])
-        run.step, run.seconds = state["step"], state["seconds"]
-    return run
+    optimizer = make_optimizer(model, config)
+    if not checkpoints:
+        return Run(config, folder, model, tokenizer, task, optimizer)
+    state = read_state(checkpoints[-1] / "training_state.pt", config.device)
+    for ours, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"]):
+        saved |= {key: ours[key] for key in ("lr", "fused", "capturable")}  # these go with the device, which may change
+    optimizer.load_state_dict(state["optimizer"])
+    return Run(config, folder, model, tokenizer, task, optimizer, state["step"], state["seconds"])
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------
@@ -99,7 +111,7 @@ def training_rows(run: Run, step: int, pools: dict[int, list[list[Row]]]) -> lis
 
 
 def draw_pool(run: Run, pool: int) -> list[list[Row]]:
-    """The rows of POOL steps: sorted by length, cut into batches, the batches shuffled."""
+    """The samples of POOL steps, cut into batches; for one sample a row, sorted by length first and the batches shuffled."""
     config, size = run.config, run.config.batch_size
     indices = range(pool * POOL * size, (pool + 1) * POOL * size)
     rows = [encode_example(
@@ -110,10 +122,41 @@ def draw_pool(run: Run, pool: int) -> list[list[Row]]:
     if too_long := [row for row in rows if len(row.ids) - 1 > limit]:
         raise ValueError(f"{too_long[0].name} has {len(too_long[0].ids)} tokens, the model has {limit} positions "
                          "(max_position_embeddings). Lower --max-ops.")
-    rows.sort(key=lambda row: len(row.ids))
+    if config.layout == "long_rows" and config.row_tokens > limit:
+        raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
+                         "(max_position_embeddings).")
+    if config.layout == "rows":
+        rows.sort(key=lambda row: len(row.ids))
     batches = [rows[i:i + size] for i in range(0, len(rows), size)]
     random.Random(f"{config.seed}/pool/{pool}").shuffle(batches)
     return batches
+
+
+def make_parts(run: Run, rows: list[Row]) -> list[Batch]:
+    """This process's share of a step's samples, in `accumulate` parts, in memory from which a card can take them."""
+    config, own = run.config, rows[distributed.rank()::distributed.world()]
+    size = -(-len(own) // config.accumulate)
+    parts = [collate(own[i:i + size], run.model.config, layout=config.layout, row_tokens=config.row_tokens,
+                     sizes=run.sizes) for i in range(0, len(own), size)]
+    return [part.map(torch.Tensor.pin_memory) for part in parts] if config.device.startswith("cuda") else parts
+
+
+def batches_ahead(run: Run) -> Iterator[tuple[list[Row], list[Batch]]]:
+    """Samples and parts of each step from `run.step` on, made by another thread up to POOL steps ahead."""
+    pools: dict[int, list[list[Row]]] = {}
+
+    def make(step: int) -> tuple[list[Row], list[Batch]]:
+        rows = training_rows(run, step, pools)
+        return rows, make_parts(run, rows)
+
+    thread = ThreadPoolExecutor(1)
+    try:
+        waiting = deque(thread.submit(make, step) for step in range(run.step, run.step + POOL))
+        for step in count(run.step + POOL):
+            yield waiting.popleft().result()
+            waiting.append(thread.submit(make, step))
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 # -- one step ------------------------------------------------------------------------------------------------------------
@@ -126,39 +169,40 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.lr * (1 + cos(pi * (step - config.warmup) / max(config.steps - config.warmup, 1))) / 2
 
 
-def train_step(run: Run, rows: list[Row]) -> dict:
-    """One optimizer step on `rows`, in `accumulate` parts; returns its metrics.
+@dataclass(frozen=True)
+class Launched:
+    """A step on its way: what it is called, and where its figures will be."""
 
-    Losses are means over all supervised tokens of the step: the sums of each part are divided by the counts of the
-    whole, so splitting a step changes nothing (a mean of means would weigh tokens by the part they fell into).
-    """
-    config, model = run.config, run.model
-    size = -(-len(rows) // config.accumulate)
-    parts = [collate(rows[i:i + size], model.config, config.device) for i in range(0, len(rows), size)]
-    lm_tokens = sum(part.lm_tokens for part in parts)
-    thought_tokens = sum(part.thought_tokens for part in parts)
-    lm = thought = 0.0
-    rate = learning_rate(config, run.step)
-    for group in run.optimizer.param_groups:
-        group["lr"] = rate
-    run.optimizer.zero_grad(set_to_none=True)
-    for part in parts:
-        with torch.autocast(torch.device(config.device).type, torch.bfloat16, enabled=config.dtype == "bfloat16"):
-            losses = model(part)
-        lm_mean, thought_mean = losses.lm / lm_tokens, losses.thought / max(thought_tokens, 1)
-        (lm_mean + config.thought_weight * thought_mean).backward()
-        lm, thought = lm + lm_mean.detach(), thought + thought_mean.detach()
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip)
-    metrics = {"step": run.step + 1, "lm_loss": float(lm), "thought_loss": float(thought), "grad_norm": float(norm),
-               "lr": rate, "tokens": sum(len(row.ids) - 1 for row in rows)}
-    if not (isfinite(metrics["lm_loss"] + metrics["thought_loss"]) and isfinite(metrics["grad_norm"])):
-        raise TrainingError(
-            f"step {run.step + 1}: loss {metrics['lm_loss']} (answer), {metrics['thought_loss']} (thoughts), gradient "
-            f"norm {metrics['grad_norm']}, on rows {rows[0].name} … {rows[-1].name}. The weights are unchanged since "
-            f"step {run.step}. Lower --lr, or use --dtype float32.")
-    run.optimizer.step()
+    step: int
+    names: str  # the first and the last sample
+    tokens: int
+    rate: float
+    values: torch.Tensor  # [3]: answer loss, thought loss, gradient norm
+
+
+def launch(run: Run, rows: list[Row], parts: list[Batch]) -> Launched:
+    """Starts the next optimizer step, without waiting for the device."""
+    rate = learning_rate(run.config, run.step)
+    values = run.update(parts, rate)
     run.step += 1
-    return metrics
+    return Launched(run.step, f"{rows[0].name} … {rows[-1].name}", sum(len(row.ids) - 1 for row in rows), rate, values)
+
+
+def finish(run: Run, launched: Launched) -> dict:
+    """Waits for a step and returns its metrics; raises TrainingError if a figure is not finite."""
+    lm, thought, norm = launched.values.tolist()
+    if not isfinite(lm + thought + norm):
+        run.step = launched.step - 1
+        raise TrainingError(
+            f"step {launched.step}: loss {lm} (answer), {thought} (thoughts), gradient norm {norm}, on rows "
+            f"{launched.names}. The weights are unchanged since step {run.step}. Lower --lr, or use --dtype float32.")
+    return {"step": launched.step, "lm_loss": lm, "thought_loss": thought, "grad_norm": norm, "lr": launched.rate,
+            "tokens": launched.tokens}
+
+
+def train_step(run: Run, rows: list[Row]) -> dict:
+    """One whole optimizer step on `rows`; returns its metrics."""
+    return finish(run, launch(run, rows, make_parts(run, rows)))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------------
@@ -213,31 +257,41 @@ def deferred_interrupt() -> Iterator[list[int]]:
 
 
 def train(run: Run, log=print) -> bool:
-    """Trains to the last step; returns False if it was interrupted. Leaves a checkpoint either way."""
-    config, pools = run.config, {}
-    metrics_file = run.folder / "metrics.jsonl"
-    keep_metrics(metrics_file, run.step)
-    terminal = sys.stderr.isatty()
-    bar = tqdm(total=config.steps, initial=run.step, unit="step", disable=not terminal, desc="train")
-    with deferred_interrupt() as interrupted, metrics_file.open("a", encoding="utf-8") as file, bar:
-        while run.step < config.steps and not interrupted:
+    """Trains to the last step; returns False if it was interrupted. Leaves a checkpoint either way.
+
+    While a step runs the next one is launched; only then are the first one's figures read.
+    """
+    config, lead, stop = run.config, distributed.rank() == 0, False
+    if lead:
+        keep_metrics(run.folder / "metrics.jsonl", run.step)
+    terminal, pending = sys.stderr.isatty(), None
+    bar = tqdm(total=config.steps, initial=run.step, unit="step", disable=not (terminal and lead), desc="train")
+    file = (run.folder / "metrics.jsonl").open("a", encoding="utf-8") if lead else StringIO()
+    with deferred_interrupt() as interrupted, file, bar, closing(batches_ahead(run)) as batches:
+        while run.step < config.steps and not stop:
             started = time.perf_counter()
-            metrics = train_step(run, training_rows(run, run.step, pools))
+            launched = launch(run, *next(batches))
+            stop = distributed.anyone(bool(interrupted))
+            due = [every and run.step % every == 0 for every in (config.eval_every, config.save_every, config.log_every)]
+            ready, pending = [pending, launched], None
+            if not (stop or any(due) or run.step == config.steps):
+                pending = ready.pop()
+            done = [finish(run, step) for step in ready if step]
             run.seconds += time.perf_counter() - started
-            metrics["seconds"] = round(run.seconds, 3)
-            file.write(json.dumps(metrics) + "\n")
+            for metrics in done:
+                file.write(json.dumps(metrics | {"seconds": round(run.seconds, 3)}) + "\n")
+                bar.set_postfix(lm=f"{metrics['lm_loss']:.3f}", thought=f"{metrics['thought_loss']:.3f}")
             file.flush()
             bar.update()
-            bar.set_postfix(lm=f"{metrics['lm_loss']:.3f}", thought=f"{metrics['thought_loss']:.3f}")
-            if not terminal and (run.step % config.log_every == 0 or run.step == config.steps):
+            if not terminal and (due[2] or run.step == config.steps):
                 log(f"step {run.step}/{config.steps}  answer {metrics['lm_loss']:.4f}  thoughts "
                     f"{metrics['thought_loss']:.4f}  lr {metrics['lr']:.2e}  {run.seconds:.0f} s")
-            if config.eval_every and run.step % config.eval_every == 0 and run.step < config.steps:
+            if due[0] and run.step < config.steps and lead:
                 log(f"step {run.step}: " + describe(
                     measure(run, *evaluation_set(run, (1, config.max_ops), max(config.eval_samples // 5, 1)))))
-            if config.save_every and run.step % config.save_every == 0 and not config.no_save:
+            if due[1] and not config.no_save and lead:
                 save_checkpoint(run)
-    if not config.no_save:
+    if not config.no_save and lead:
         save_checkpoint(run)
     return run.step == config.steps
 
@@ -280,6 +334,8 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
         longer_set = evaluation_set(run, longer, config.eval_samples)
     except ValueError as error:
         raise ValueError(f"--eval-max-ops {config.eval_max_ops}: {error}") from error
+    if distributed.rank():  # the others only take part in the steps
+        return {"interrupted": not train(run, log), "step": run.step}
     folder.mkdir(parents=True, exist_ok=True)
     note(f"run folder {folder}")
     note("settings " + json.dumps(asdict(config)))

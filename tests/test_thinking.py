@@ -14,7 +14,7 @@ def forced(model, rows: list[Row]):
     """Teacher-forced (H, logits, cache) of rows whose last token is not read."""
     batch = collate(rows, model.config)
     cache = model.backbone.new_cache(len(rows), batch.ids.shape[1])
-    h, out = model.teacher_forced(batch, cache)
+    h, out = model.teacher_forced(batch, *model.embed(batch), cache)
     return h, model.backbone.lm_head(out), cache
 
 
@@ -42,8 +42,8 @@ def test_a_forward_without_cache_equals_the_one_that_fills_a_cache(data):
     model, rows = build(shape), data.draw(training_rows(shape))
     batch = collate(rows, model.config)
     with torch.no_grad():
-        h, out = model.teacher_forced(batch)
-        cached_h, cached_out = model.teacher_forced(batch, model.backbone.new_cache(len(rows), batch.ids.shape[1]))
+        h, out = model.teacher_forced(batch, *model.embed(batch))
+        cached_h, cached_out = model.teacher_forced(batch, *model.embed(batch), model.backbone.new_cache(len(rows), batch.ids.shape[1]))
     torch.testing.assert_close(h, cached_h, rtol=0, atol=1e-9)
     torch.testing.assert_close(out, cached_out, rtol=0, atol=1e-9)
 

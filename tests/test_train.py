@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Shape, build, fresh, shapes, training_rows
 
-from minits import thinking
+from minits import loss
 from minits import train as training
 from minits.config import TrainConfig, resolve_train
-from minits.supervision import Row, collate
-from minits.thinking import Losses, ThinkingStates, cross_entropy_sum
+from minits.supervision import Roomy, Row, collate
+from minits.loss import cross_entropy_sum
+from minits.thinking import Losses, ThinkingStates
 from minits.train import (POOL, Run, TrainingError, deferred_interrupt, learning_rate, save_checkpoint, set_up, train,
                           train_step)
 from minits.weights import load
@@ -138,6 +139,68 @@ def test_summed_losses_do_not_depend_on_padding_by_a_longer_neighbour(data):
     torch.testing.assert_close(sums(model, [*rows, neighbour]), apart, rtol=1e-9, atol=1e-9)
 
 
+def laid_out(model: ThinkingStates, rows: list[Row], **how) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Summed losses of `rows` in a layout, and the gradients of their sum."""
+    model.zero_grad(set_to_none=True)
+    losses = model(collate(rows, model.config, **how))
+    (losses.lm + losses.thought).backward()
+    return torch.stack([losses.lm, losses.thought]).detach(), gradients(model)
+
+
+@given(st.data())
+def test_packing_and_filling_up_change_neither_losses_nor_gradients(data):
+    shape = data.draw(shapes(max_chunk=6))
+    rows = data.draw(training_rows(shape, rows=6))
+    model, sizes = fresh(shape), Roomy()
+    losses, grads = laid_out(model, rows)
+    width = data.draw(st.integers(1, 60))
+    for how in ({"layout": "pack", "row_tokens": width}, {"sizes": sizes}, {"layout": "pack", "row_tokens": width, "sizes": sizes}):
+        other, other_grads = laid_out(model, rows, **how)
+        torch.testing.assert_close(other, losses, rtol=1e-9, atol=1e-9)
+        assert_close(other_grads, grads)
+
+
+def test_batches_of_roomy_sizes_come_to_have_one_shape():
+    rng, sizes, config = random.Random(5), Roomy(), Shape().thinking()
+    shapes_seen = []
+    for _ in range(30):
+        rows = [Row([3] * (9 + 4 * k), 5, [[5, 6, 0] if rng.random() < 0.5 else [0] for _ in range((8 + 4 * k) // 4)])
+                for k in (rng.randrange(9) for _ in range(16))]
+        batch = collate(rows, config, layout="pack", row_tokens=64, sizes=sizes)
+        shapes_seen.append(tuple(x.shape for x in batch.tensors))
+        exact = collate(rows, config, layout="pack", row_tokens=64)
+        assert torch.equal(batch.counts, exact.counts)
+    assert len(set(shapes_seen[15:])) == 1
+
+
+@given(st.data())
+def test_packed_samples_overlap_nowhere_and_start_on_chunk_borders(data):
+    shape = data.draw(shapes(max_chunk=6))
+    rows = data.draw(training_rows(shape, rows=6))
+    width, c = data.draw(st.integers(1, 60)), shape.chunk_size
+    batch = collate(rows, shape.thinking(), layout="pack", row_tokens=width)
+    for number, row in enumerate(rows):
+        (b,), places = batch.segments.eq(number).any(1).nonzero().flatten().tolist(), batch.segments.eq(number).nonzero()[:, 1]
+        read = len(row.ids) - 1
+        start = int(places[0])
+        assert start % c == 0 and places.tolist() == list(range(start, start + -(-read // c) * c))
+        assert batch.ids[b, start:start + read].tolist() == row.ids[:-1]
+        assert batch.positions[b, start:start + read].tolist() == list(range(read))
+
+
+def test_long_rows_are_one_context_whose_samples_start_on_chunk_borders():
+    model = fresh(Shape(layers=3, extract_after=3))
+    first, second = Row([3, 4, 5, 6, 7, 8, 0], 4, [[9, 0]]), Row([9, 3, 4, 5, 6, 0], 3, [[0]])
+    batch = collate([first, second], model.config, layout="long_rows", row_tokens=16)
+    assert batch.ids.tolist() == [[3, 4, 5, 6, 7, 8, 1, 1, 9, 3, 4, 5, 6, 1, 1, 1]] and batch.positions.tolist() == [[*range(16)]]
+    assert batch.state_at.tolist() == [1]  # the state of the first sample's thought; none crosses to the second
+    together, alone = sums(model, [first]), sums(model, [second])
+    long = model(batch)
+    assert not torch.allclose(long.lm, (together + alone)[0])  # the second sample sees the first
+    only = model(collate([first], model.config, layout="long_rows", row_tokens=16))
+    torch.testing.assert_close(torch.stack([only.lm, only.thought]), together, rtol=1e-9, atol=1e-9)
+
+
 @given(st.data())
 def test_gradient_of_a_step_is_that_of_the_rows_summed_losses_over_the_steps_token_counts(data):
     shape = data.draw(shapes())
@@ -166,7 +229,7 @@ def test_accumulation_changes_neither_gradient_nor_weights_nor_reported_losses(d
 
 @pytest.mark.parametrize("count", [1, 3, 4, 9, 10])
 def test_sliced_cross_entropy_equals_the_plain_one_in_value_and_gradient(count, monkeypatch):
-    monkeypatch.setattr(thinking, "LOGIT_SLICE", 3)
+    monkeypatch.setattr(loss, "LOGIT_SLICE", 3)
     generator = torch.Generator().manual_seed(count)
     hidden = torch.randn(count, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(7, 5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -184,7 +247,7 @@ def test_slicing_the_logits_changes_no_gradient_of_a_step(data):
     rows = data.draw(training_rows(shape))
     whole, _ = step_on(shape, rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thinking, "LOGIT_SLICE", 2)
+        patch.setattr(loss, "LOGIT_SLICE", 2)
         sliced, _ = step_on(shape, rows)
     assert_close(gradients(sliced.model), gradients(whole.model))
 
@@ -200,11 +263,11 @@ def test_unembedding_runs_at_supervised_positions_only_and_a_slice_at_a_time(mon
             seen.append(x.shape[0])
         return linear(x, weight, *bias)
 
-    monkeypatch.setattr(thinking, "LOGIT_SLICE", 4)
+    monkeypatch.setattr(loss, "LOGIT_SLICE", 4)
     monkeypatch.setattr(F, "linear", spy)
     with torch.no_grad():
         model(batch)
-    assert max(seen) == 4 and sum(seen) == batch.lm_tokens + batch.thought_tokens == 10 + 7
+    assert max(seen) == 4 and sum(seen) == batch.counts.sum() == 10 + 7
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -334,6 +397,31 @@ def test_nan_loss_keeps_the_last_checkpoint(tmp_path):
     with pytest.raises(TrainingError, match="step 4"):
         train(run, silent)
     assert checkpoints_in(tmp_path) == ["step-000002"] and begin(tmp_path).step == 2
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [["--accumulate", "2"], ["--chunk-size", "64"]],
+                         ids=["accumulation", "hardly a thought, and on some rank none"])
+def test_two_processes_take_the_steps_of_one(flags, tmp_path):
+    folders = [tmp_path / name for name in ("one", "two")]
+    steps = ["--steps", "5", "--batch-size", "6", "--max-ops", "9", "--eval-max-ops", "9", "--eval-samples", "2", "--warmup",
+             "0", "--device", "cpu", "--layout", "pack", "--max-thought-tokens", "99", *flags]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for folder, launched in zip(folders, ([], launcher)):
+        command = [sys.executable, *launched, "run.py", "train", "parity", "--out", str(folder), *steps]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120,
+                              env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("in distribution (1 … 9 operations)") == 1
+    one, two = map(metrics_of, folders)
+    assert len(one) == 5
+    for a, b in zip(one, two):
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
+    first, second = (load(folder)[0].state_dict() for folder in folders)
+    for name in first:
+        torch.testing.assert_close(second[name], first[name], rtol=0, atol=2e-4, msg=lambda m: f"{name}: {m}")
 
 
 # -- resume ------------------------------------------------------------------------------------------------------------

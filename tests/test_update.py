@@ -1,0 +1,60 @@
+"""An optimizer step on CUDA, as a graph and with its kernel, is the plain one. Skipped without CUDA."""
+import pytest
+import torch
+from test_train import begin
+
+from minits import loss
+from minits.loss import IGNORED, cross_entropy_sum
+from minits.train import launch, make_parts, train_step, training_rows
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize("count", [1, 5, 300])
+def test_the_kernel_gives_the_loss_and_gradients_of_the_plain_lines(dtype, tolerance, count, monkeypatch):
+    monkeypatch.setattr(loss, "LOGIT_SLICE", 128)
+    generator = torch.Generator().manual_seed(count)
+    hidden, weight = torch.randn(count, 64, generator=generator), torch.randn(9001, 64, generator=generator) / 4
+    labels = torch.randint(9001, (count,), generator=generator)
+    labels[::3] = IGNORED
+    results = []
+    for kind, device in ((torch.float64, "cpu"), (dtype, "cuda")):
+        h, w = (x.to(device, kind).requires_grad_() for x in (hidden, weight))
+        value = cross_entropy_sum(h, w, labels.to(device))
+        (value * 0.5).backward()
+        results.append([x.detach().double().cpu() for x in (value, h.grad, w.grad)])
+    for plain, fast in zip(*results):
+        assert (plain - fast).norm() <= tolerance * plain.norm().clamp(min=1e-9)
+
+
+@pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
+@pytest.mark.parametrize("method", ["thinking", "no-cot"])
+def test_graphs_take_the_steps_that_single_kernels_take(layout, method, tmp_path):
+    options = dict(device="cuda", dtype="float32", layout=layout, row_tokens=64, batch_size=8, method=method)
+    graphed, plain = (begin(tmp_path / name, **options) for name in ("graphed", "plain"))
+    plain.update.graphs = None
+    for step in range(6):
+        rows = training_rows(plain, step, {})
+        assert train_step(graphed, rows) == pytest.approx(train_step(plain, rows), rel=2e-3, abs=1e-5)
+    assert graphed.update.graphs
+
+
+def test_after_a_figure_that_is_not_finite_no_step_changes_anything(tmp_path):
+    run = begin(tmp_path, device="cuda", layout="pack", row_tokens=64)
+    train_step(run, training_rows(run, 0, {}))
+    before = [p.clone() for p in run.model.parameters()]
+    weights = run.update.weights.clone()
+    for value in (weights * float("nan"), weights):
+        run.update.weights.copy_(value)
+        rows = training_rows(run, 1, {})
+        launch(run, rows, make_parts(run, rows))
+    assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters()))
+
+
+def test_a_run_saved_on_cuda_goes_on_there(tmp_path):
+    from minits.train import train
+    run = begin(tmp_path, device="cuda", layout="pack", row_tokens=64, steps=4)
+    assert train(run, lambda _: None)
+    again = begin(tmp_path, device="cuda", layout="pack", row_tokens=64, steps=8)
+    assert again.step == 4 and train(again, lambda _: None)
