@@ -8,7 +8,8 @@ import torch
 
 from minits.bench import machine_limits, timed
 from minits.config import TrainConfig, resolve_train
-from minits.supervision import Row
+from minits.supervision import Row, encode_example
+from minits.tasks import draw_example
 from minits.train import Run, draw_pool, make_parts, set_up
 
 
@@ -35,11 +36,14 @@ def bench_train(source: str, *, device: str, dtype: str, compile: bool, repeats:
             lines.append({"what": f"step, {method} on {task}", "c": run.config.chunk_size, "samples": len(samples)} | line
                          | useful(run, samples, line["ms"], limits))
             if task == "parity" and method == "thinking":
-                samples = enough(run, rows=32, tokens=256)
-                run = replaced(run, row_tokens=256)
+                samples, run = full_rows(run, 32, 256), replaced(run, layout="rows")
                 line = step_time(run, samples, repeats)
-                lines.append({"what": "step, thinking on parity, about 32 x 256 tokens"} | line
+                lines.append({"what": "step, thinking on parity, 32 x 256 tokens"} | line
                              | useful(run, samples, line["ms"], limits))
+                run = replaced(run)
+                run.update.apply = lambda norm: None
+                line = step_time(run, samples, repeats)
+                lines.append({"what": "its forward and backward pass"} | line | useful(run, samples, line["ms"], limits))
                 lines.append(flatness(run, repeats))
             del run
         lines.append({"what": f"thinking over no-cot on {task}", "ratio": times["thinking"] / times["no-cot"]})
@@ -48,7 +52,7 @@ def bench_train(source: str, *, device: str, dtype: str, compile: bool, repeats:
 
 def replaced(run: Run, **changes) -> Run:
     """The same model with other settings; graphs are made anew."""
-    run.update = None  # lets go of its graphs' memory
+    run.update = None  # lets go of its graphs and their memory
     return Run(replace(run.config, **changes), run.folder, run.model, run.tokenizer, run.task, run.optimizer)
 
 
@@ -63,17 +67,12 @@ def step_time(run: Run, samples: list[Row], repeats: int) -> dict:
                    "peak_GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None}
 
 
-def enough(run: Run, *, rows: int, tokens: int) -> list[Row]:
-    """Samples that fill about `rows` rows of `tokens` tokens, not more."""
-    stream = [row for pool in range(4) for batch in draw_pool(run, pool) for row in batch]
-    chosen, c = [], run.config.chunk_size
-    left = rows * tokens * 0.97  # a little stays free at the end of rows
-    for row in stream:
-        left -= -(-(len(row.ids) - 1) // c) * c
-        if left < 0:
-            break
-        chosen.append(row)
-    return chosen
+def full_rows(run: Run, rows: int, tokens: int) -> list[Row]:
+    """`rows` samples cut to `tokens` tokens each (and the one that is only predicted), the last ten as the answer."""
+    examples = [draw_example(run.task, seed=1, split="bench", index=i, operations=(tokens // 4,) * 2) for i in range(rows)]
+    encoded = [encode_example(example, run.tokenizer, run.model.config) for example in examples]
+    return [replace(row, ids=row.ids[:tokens + 1], prompt_length=tokens - 9,
+                    thoughts=row.thoughts[:tokens // run.config.chunk_size]) for row in encoded]
 
 
 def useful(run: Run, samples: list[Row], ms: float, limits: dict) -> dict:

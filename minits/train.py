@@ -149,6 +149,8 @@ def batches_ahead(run: Run) -> Iterator[tuple[list[Row], list[Batch]]]:
         rows = training_rows(run, step, pools)
         return rows, make_parts(run, rows)
 
+    for step in range(run.step, run.step + POOL) if run.update.graphs is not None else []:
+        make(step)  # so that the sizes have grown before the first step, whose graph then serves the others too
     thread = ThreadPoolExecutor(1)
     try:
         waiting = deque(thread.submit(make, step) for step in range(run.step, run.step + POOL))

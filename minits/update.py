@@ -14,6 +14,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from minits import distributed
 from minits.config import TrainConfig
+from minits.qwen import DecoderLayer
 from minits.thinking import Batch, ThinkingStates
 
 
@@ -36,8 +37,8 @@ class Update:
         self.pool = None
         if config.compile:
             for module in model.modules():
-                if type(module).__name__ == "DecoderLayer":
-                    module.compile(dynamic=True)
+                if isinstance(module, DecoderLayer):
+                    module.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
 
     def __call__(self, parts: Sequence[Batch], rate: float) -> Tensor:
         """One step on the samples in `parts`; [3]: mean answer loss, mean thought loss, gradient norm before clipping."""
