@@ -197,7 +197,7 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
     spans = [-(-(len(row.ids) - 1) // c) * c for row in rows]
     T = sizes.width(max(spans) if layout == "rows" else max(*spans, -(-row_tokens // c) * c), c)
     places = [(b, 0) for b in range(len(rows))] if layout == "rows" else first_fit(spans, T)
-    B = sizes.size("rows", max(b for b, _ in places) + 1, step=1)
+    B = len(rows) if layout == "rows" else sizes.size("rows", max(b for b, _ in places) + 1, step=1)
     ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]
     segments = torch.empty(0, dtype=torch.long)
     if layout == "pack":

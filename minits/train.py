@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -179,20 +179,20 @@ class Launched:
     names: str  # the first and the last sample
     tokens: int
     rate: float
-    values: torch.Tensor  # [3]: answer loss, thought loss, gradient norm
+    figures: Callable[[], list[float]]  # answer loss, thought loss, gradient norm; waits for them
 
 
 def launch(run: Run, rows: list[Row], parts: list[Batch]) -> Launched:
     """Starts the next optimizer step, without waiting for the device."""
     rate = learning_rate(run.config, run.step)
-    values = run.update(parts, rate)
+    figures = run.update(parts, rate)
     run.step += 1
-    return Launched(run.step, f"{rows[0].name} … {rows[-1].name}", sum(len(row.ids) - 1 for row in rows), rate, values)
+    return Launched(run.step, f"{rows[0].name} … {rows[-1].name}", sum(len(row.ids) - 1 for row in rows), rate, figures)
 
 
 def finish(run: Run, launched: Launched) -> dict:
     """Waits for a step and returns its metrics; raises TrainingError if a figure is not finite."""
-    lm, thought, norm = launched.values.tolist()
+    lm, thought, norm = launched.figures()
     if not isfinite(lm + thought + norm):
         run.step = launched.step - 1
         raise TrainingError(

@@ -4,7 +4,7 @@ A step of Qwen2.5-0.5B launches some 4,000 kernels, 110 ms and more, for 45 ms o
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -40,18 +40,32 @@ class Update:
                 if isinstance(module, DecoderLayer):
                     module.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
 
-    def __call__(self, parts: Sequence[Batch], rate: float) -> Tensor:
-        """One step on the samples in `parts`; [3]: mean answer loss, mean thought loss, gradient norm before clipping."""
+    def __call__(self, parts: Sequence[Batch], rate: float) -> Callable[[], list[float]]:
+        """One step on the samples in `parts`.
+
+        Returns a function that waits for the step's figures: mean answer loss, mean thought loss, gradient norm before
+        clipping. They are on their way to the host at once, so that asking for them does not wait for the next step.
+        """
         parts = [part.map(lambda x: x.to(self.model.device, non_blocking=True)) for part in parts]
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        return self.step(parts) if self.graphs is None else self.replay(parts[0])
+        metrics = self.step(parts) if self.graphs is None else self.replay(parts[0])
+        if not self.cuda:
+            return metrics.tolist
+        values, done = torch.empty(metrics.shape, dtype=metrics.dtype, pin_memory=True), torch.cuda.Event()
+        values.copy_(metrics, non_blocking=True)
+        done.record()
+
+        def wait() -> list[float]:
+            done.synchronize()
+            return values.tolist()
+        return wait
 
     def step(self, parts: Sequence[Batch]) -> Tensor:
-        """The step itself.
+        """The step itself; [3]: the figures.
 
         Losses are means over all supervised tokens of the step: the sums of each part, on each rank, are divided by
         the counts of the whole (a mean of means would weigh tokens by the part they fell into).
