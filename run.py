@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command line of minits: train, infer, eval, bench, data. `python run.py COMMAND --help` lists units and defaults."""
+"""The command line of minits: train, infer, eval, bench, report, data. `python run.py COMMAND --help` lists units and defaults."""
 from __future__ import annotations
 
 import argparse
@@ -11,7 +11,7 @@ import typing
 from pathlib import Path
 
 from minits import commands, distributed
-from minits.config import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand
+from minits.config import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand
 from minits.tasks import TASKS
 from minits.train import TrainingError
 
@@ -20,6 +20,7 @@ COMMANDS = {
     "infer": (InferConfig, commands.infer, "answer prompts and show every thought where it arose"),
     "eval": (EvalConfig, commands.evaluate, "evaluate a trained run on a task"),
     "bench": (BenchConfig, commands.bench, "measure inference beside the limits of the machine"),
+    "report": (ReportConfig, commands.report, "print the tables of results, made of the records of real runs"),
     "data": (DataConfig, commands.data, "show an example of a task with its chunks, markers and targets"),
 }
 

@@ -18,11 +18,13 @@ from minits import distributed
 from minits import evaluate as evaluation
 from minits.bench import bench as measure, bench_drafts
 from minits.bench_train import bench_train
-from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, TrainCommand, TrainConfig, resolve_device,
-                           resolve_train, task_options)
+from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, TrainConfig,
+                           resolve_device, resolve_train, task_options)
 from minits.files import listing, write_text
 from minits.generation import GenerationConfig, GenerationResult, accelerate, generate_ids
+from minits.presets import find
 from minits.records import machine, record
+from minits.report import put_into, read_records, report as make_report
 from minits.supervision import encode_example, render_marked
 from minits.tasks import TASKS, draw_example, make_task
 from minits.thinking import ThinkingConfig, ThinkingStates, Thought
@@ -45,6 +47,10 @@ def note(text: str) -> None:
 
 def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
     """Trains, evaluates and records a run."""
+    if command.preset:
+        command = with_preset(command, given)
+    if command.task is None:
+        raise ValueError(f"name a task ({', '.join(TASKS)}) or a --preset.")
     make_task(command.task, **task_options(command))  # an unknown task is the first thing to say
     settings = {f.name: getattr(command, f.name) for f in fields(TrainConfig)}
     if command.resume:
@@ -66,13 +72,27 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
         again = f"continue with: python run.py train {config.task} --out {quote(str(folder))} --resume"
         note(f"interrupted after step {figures['step']}; " + ("nothing was saved (--no-save)" if config.no_save else again))
         return figures, 130
-    line = record(figures | {"settings": asdict(config)}, device=config.device, seed=config.seed)
+    figures |= {"settings": asdict(config)} | ({"preset": command.preset} if command.preset else {})
+    line = record(figures, device=config.device, seed=config.seed)
     write_text(folder / "record.json", json.dumps(line) + "\n")
     print(f"{config.method} on {config.task}: in distribution {figures['accuracy_id']:.2%}, longer "
           f"{figures['accuracy_ood']:.2%}; {figures['steps']} steps in {figures['train_seconds']:.0f} s on "
           f"{line['machine']}" + ("" if config.no_save else f"; look: python run.py infer --run {quote(str(folder))}"),
           flush=True)
     return line, 0
+
+
+def with_preset(command: TrainCommand, given: frozenset[str]) -> TrainCommand:
+    """`command` with its preset's settings; raises ValueError for a flag that says otherwise."""
+    settings = find(command.preset).settings
+    if contrary := [f"{name} {getattr(command, name)} (preset: {settings[name]})" for name in sorted(given)
+                    if name in settings and getattr(command, name) != settings[name]]:
+        raise ValueError(f"--preset {command.preset} has its own settings, but {', '.join(contrary)} was given. Leave it "
+                         "out, or give the settings without --preset.")
+    if (command.model == "tiny") != command.preset.startswith("tiny/"):
+        raise ValueError(f"--preset {command.preset} with --model {command.model}: presets tiny/… train the tiny model, the "
+                         "others real weights (--model FOLDER or a hub id).")
+    return replace(command, **settings)
 
 
 def resumed(stored: TrainConfig, settings: dict, given: frozenset[str]) -> TrainConfig:
@@ -351,6 +371,21 @@ def rounded(value):
     if isinstance(value, dict):
         return {key: rounded(item) for key, item in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+# -- report --------------------------------------------------------------------------------------------------------------
+
+
+def report(config: ReportConfig, given: frozenset[str]) -> tuple[dict, int]:
+    """Prints the tables of results, or puts them into a file."""
+    records = read_records()
+    text = make_report(records)
+    if config.write:
+        put_into(Path(config.write), text)
+        note(f"the tables in {config.write} are now those of {len(records)} records")
+    else:
+        print(text, end="", flush=True)
+    return {"records": [record for record in records if "preset" in record]}, 0
 
 
 # -- data ----------------------------------------------------------------------------------------------------------------

@@ -34,10 +34,12 @@ class TrainConfig:
     layout: str | None = setting(None, "how samples are laid into rows: rows (one each), pack (several that do not see one "
                                        "another: the same losses), long_rows (several that do: another training); "
                                        "default: by recipe")
-    row_tokens: int = setting(512, "tokens a row, for pack and long_rows")
+    row_tokens: int = setting(256, "tokens a row, for pack and long_rows")
     accumulate: int = setting(1, "parts that a step's samples are split into, to save memory")
     lr: float | None = setting(None, "peak learning rate of AdamW; default: by recipe")
-    warmup: int | None = setting(None, "steps of linear warm-up, a cosine to zero follows; default: by recipe")
+    warmup: int | None = setting(None, "steps of linear warm-up; default: by recipe")
+    decay: float | None = setting(None, "share of the steps after it, at the end, over which the rate falls to zero as a "
+                                        "cosine; it is constant before; default: by recipe")
     weight_decay: float = setting(0.0, "AdamW weight decay")
     clip: float = setting(1.0, "largest gradient norm")
     thought_weight: float = setting(1.0, "weight w of the thought loss")
@@ -64,6 +66,8 @@ JSON = "make the last line of stdout one JSON object"
 class TrainCommand(TrainConfig):
     """What `run.py train` takes beside the settings that make the run what it is."""
 
+    task: str | None = field(default=None, metadata={"positional": True, "help": "parity or vars; a preset names its own"})
+    preset: str | None = setting(None, "a named run of the tables of results (`run.py report` lists them)")
     out: str | None = setting(None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME")
     resume: bool = setting(False, "go on from the last checkpoint in --out (default: of the newest run)")
     json: bool = setting(False, JSON)
@@ -136,6 +140,14 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class ReportConfig:
+    """`run.py report`: the tables of results, made of minits/records/."""
+
+    write: str | None = setting(None, "file (the README) in which the tables are to be put, between its two marks")
+    json: bool = setting(False, JSON)
+
+
+@dataclass(frozen=True)
 class BenchConfig:
     """`run.py bench`: speed of inference on real weights."""
 
@@ -160,10 +172,10 @@ def task_options(config) -> dict:
 
 # What each (task, kind of model) trains with unless flags say otherwise; found on seeds 1-9 (README, results).
 RECIPES: dict[tuple[str, str], dict] = {
-    ("parity", "tiny"): dict(chunk_size=8, layout="rows", steps=400, batch_size=32, lr=3e-3, warmup=20),
-    ("vars", "tiny"): dict(chunk_size=4, layout="rows", steps=600, batch_size=32, lr=3e-3, warmup=20),
-    ("parity", "real"): dict(chunk_size=8, layout="pack", steps=150, batch_size=64, lr=2e-5, warmup=10),
-    ("vars", "real"): dict(chunk_size=4, layout="pack", steps=1700, batch_size=32, lr=5e-5, warmup=50),
+    ("parity", "tiny"): dict(chunk_size=8, layout="rows", steps=400, batch_size=32, lr=3e-3, warmup=20, decay=1.0),
+    ("vars", "tiny"): dict(chunk_size=4, layout="rows", steps=600, batch_size=32, lr=3e-3, warmup=20, decay=1.0),
+    ("parity", "real"): dict(chunk_size=8, layout="pack", steps=150, batch_size=64, lr=2e-5, warmup=10, decay=1.0),
+    ("vars", "real"): dict(chunk_size=4, layout="pack", steps=1700, batch_size=32, lr=5e-5, warmup=50, decay=0.25),
 }
 
 
@@ -189,6 +201,8 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
     if config.batch_size < distributed.world():
         raise ValueError(f"--batch-size {config.batch_size}: fewer samples than the {distributed.world()} processes that "
                          "share them; raise it, or start fewer.")
+    if not 0 <= config.decay <= 1:
+        raise ValueError(f"--decay {config.decay}: a share of the steps, from 0 to 1.")
     least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "max_thought_tokens": 1,
              "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
              "inject_after": 0, "clip": 0.0}

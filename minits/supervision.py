@@ -196,6 +196,9 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
     c = config.chunk_size
     spans = [-(-(len(row.ids) - 1) // c) * c for row in rows]
     T = sizes.width(max(spans) if layout == "rows" else max(*spans, -(-row_tokens // c) * c), c)
+    if layout == "pack":  # longest first leaves the least room unused; among long rows the order is that of the draw
+        rows = sorted(rows, key=lambda row: -len(row.ids))
+        spans = [-(-(len(row.ids) - 1) // c) * c for row in rows]
     places = [(b, 0) for b in range(len(rows))] if layout == "rows" else first_fit(spans, T)
     B = len(rows) if layout == "rows" else sizes.size("rows", max(b for b, _ in places) + 1, step=1)
     ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]

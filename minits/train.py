@@ -165,10 +165,15 @@ def batches_ahead(run: Run) -> Iterator[tuple[list[Row], list[Batch]]]:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then a cosine down to zero at the last step."""
+    """Linear warm-up, a constant rate, then a cosine down to zero at the last step.
+
+    The longer a task stays on its plateau (Vars: for a thousand steps), the later the rate should fall.
+    """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
-    return config.lr * (1 + cos(pi * (step - config.warmup) / max(config.steps - config.warmup, 1))) / 2
+    falling = config.decay * (config.steps - config.warmup)
+    done = max(step - (config.steps - falling), 0.0) / max(falling, 1.0)
+    return config.lr * (1 + cos(pi * done)) / 2
 
 
 @dataclass(frozen=True)

@@ -113,6 +113,15 @@ BAD = {
     "file without a prompt": ([*INFER, "--file", "empty.txt"], ["empty.txt", "no prompt", "write one a line"]),
     "file that is not UTF-8": ([*INFER, "--file", "latin1.txt"], ["latin1.txt", "UTF-8", "Convert"]),
     "folder as a file": ([*INFER, "--file", "filled"], ["filled"]),
+    # train: presets
+    "no task": (["train"], ["parity, vars", "--preset"]),
+    "unknown preset": (["train", "--preset", "table9/x"], ["table9/x", "table1/vars-20-thinking"]),
+    "preset and another setting": (["train", "--preset", "tiny/parity-cot", "--steps", "7"], ["steps 7 (preset: 400)"]),
+    "preset of real weights on the tiny model": (["train", "--preset", "table1/parity-10-cot"], ["--model tiny", "FOLDER"]),
+    "layout": ([*TRAIN, "--layout", "heap"], ["heap", "long_rows"]),
+    "decay": ([*TRAIN, "--decay", "2"], ["--decay 2.0", "from 0 to 1"]),
+    "long rows beyond the positions": ([*TRAIN, "--layout", "long_rows", "--row-tokens", "4096"], ["4096", "2048"]),
+    "report into a file without marks": (["report", "--write", "empty.txt"], ["empty.txt", "begin"]),
     # infer: flags
     "no new tokens": ([*INFER, PROMPT, "--max-new-tokens", "0"], ["max_new_tokens is 0", "at least 1"]),
     "no thought tokens": ([*INFER, PROMPT, "--max-thought-tokens", "0"], ["max_thought_tokens is 0", "1 …"]),
@@ -199,7 +208,6 @@ def test_bad_input_is_told_in_one_line_with_status_2_and_changes_no_file(argumen
     pytest.param([*TRAIN, "--lr", "abc"], ["--lr", "'abc'"], id="word for a number"),
     pytest.param([*TRAIN, "--steps", "1.5"], ["--steps", "'1.5'"], id="fraction of a step"),
     pytest.param([*TRAIN, "--lr"], ["--lr", "expected one argument"], id="flag without value"),
-    pytest.param(["train"], ["TASK"], id="no task"),
     pytest.param(["dance"], ["'dance'", "train"], id="unknown command"),
     pytest.param([], ["COMMAND"], id="no command")])
 def test_misused_command_line_shows_usage_on_stderr_with_status_2(arguments, words, inside):

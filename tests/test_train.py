@@ -179,7 +179,7 @@ def test_packed_samples_overlap_nowhere_and_start_on_chunk_borders(data):
     rows = data.draw(training_rows(shape, rows=6))
     width, c = data.draw(st.integers(1, 60)), shape.chunk_size
     batch = collate(rows, shape.thinking(), layout="pack", row_tokens=width)
-    for number, row in enumerate(rows):
+    for number, row in enumerate(sorted(rows, key=lambda row: -len(row.ids))):
         (b,), places = batch.segments.eq(number).any(1).nonzero().flatten().tolist(), batch.segments.eq(number).nonzero()[:, 1]
         read = len(row.ids) - 1
         start = int(places[0])
@@ -323,6 +323,13 @@ def test_every_row_of_the_stream_is_trained_on_exactly_once(tmp_path):
     run, pools = begin(tmp_path), {}
     names = [row.name for step in range(2 * POOL) for row in training.training_rows(run, step, pools)]
     assert sorted(names) == sorted(f"training row {i}" for i in range(2 * POOL * QUICK["batch_size"]))
+
+
+def test_learning_rate_is_constant_until_its_decay_begins():
+    config = settings(lr=0.4, warmup=4, steps=20, decay=0.5)
+    rates = [learning_rate(config, step) for step in range(21)]
+    assert rates[4:13] == pytest.approx([0.4] * 9) and rates[16] == pytest.approx(0.2) and rates[20] == pytest.approx(0.0)
+    assert [learning_rate(settings(lr=0.4, warmup=0, steps=9, decay=0.0), step) for step in range(9)] == [0.4] * 9
 
 
 def test_learning_rate_warms_up_linearly_and_falls_to_zero_as_a_cosine():

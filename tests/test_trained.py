@@ -33,7 +33,7 @@ def margin_of(plain, ids, a, b) -> float:
         return float("nan")
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_fast_equals_plain_and_speculative_equals_sequential(dtype):
     """float32: differences listed, none with a margin above 1e-3. bfloat16: counted, with the largest margins."""
     plain, fast, rows = both_models(dtype)
@@ -52,7 +52,7 @@ def test_fast_equals_plain_and_speculative_equals_sequential(dtype):
         assert all(margin <= 1e-3 for margins in found.values() for margin in margins)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_each_row_of_a_batch_of_64_equals_itself_alone(dtype):
     """On the fast path. float32: exactly the same thoughts and answers; bfloat16: counted, with the margins."""
     plain, fast, rows = both_models(dtype)

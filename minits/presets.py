@@ -1,0 +1,73 @@
+"""Named runs: `run.py train --preset NAME`. A preset is a cell of a table: what to train, and what the paper found there.
+
+One recipe for each task and method, whatever N is; N is the longest training example in operations.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minits import config
+
+EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
+STEPS = {("parity", "no-cot"): 600, ("parity", "cot"): 300, ("vars", "cot"): 600}  # where a baseline needs others
+
+# Percent right on [N, 100] operations: the paper's Table 1, Qwen2.5-0.5B.
+PAPER: dict[tuple[str, str], dict[int, float]] = {
+    ("parity", "no-cot"): {10: 54.67, 20: 57.50, 40: 59.60}, ("vars", "no-cot"): {10: 2.15, 20: 2.17, 40: 2.19},
+    ("parity", "cot"): {10: 12.35, 20: 38.12, 40: 64.38}, ("vars", "cot"): {10: 6.78, 20: 35.45, 40: 87.75},
+    ("parity", "thinking"): {10: 98.37, 20: 99.02, 40: 100.00}, ("vars", "thinking"): {10: 33.76, 20: 87.23, 40: 97.71},
+}
+
+# What is added to the paper's training, and its settings on top of the recipe.
+ADDITIONS: dict[str, dict] = {"long-rows": {"layout": "long_rows", "row_tokens": 640}}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Settings of a run (fields of `TrainConfig`) and its place in a table."""
+
+    title: str
+    settings: dict
+    paper: float | None = None  # percent on the longer examples; None: the paper has no such cell
+
+
+def make_presets() -> dict[str, Preset]:
+    """All presets by name, in the order of the tables."""
+    tiny = {"task": "parity", "max_ops": 10} | config.RECIPES["parity", "tiny"]
+    found = {
+        "tiny/parity-thinking": Preset("Thinking States, window 16", tiny | {"method": "thinking"}),
+        "tiny/parity-no-cot": Preset("No-CoT, dense", tiny | {"method": "no-cot"}),
+        "tiny/parity-cot": Preset("CoT, dense", tiny | {"method": "cot"}),
+        "tiny/parity-dense": Preset("Thinking States, dense", tiny | {"method": "thinking", "window": 0}),
+        "tiny/vars-thinking": Preset("Vars: Thinking States, window 16", {"task": "vars", "method": "thinking"}
+                                     | config.RECIPES["vars", "tiny"]),
+    }
+    names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
+    options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
+    for (task, method), cells in PAPER.items():
+        recipe = {"task": task, "method": method} | options[task] | config.RECIPES[task, "real"] | EVALUATION
+        recipe["steps"] = STEPS.get((task, method), recipe["steps"])
+        for N, paper in cells.items():
+            found[f"table1/{task}-{N}-{method}"] = Preset(f"{names[method]}, N = {N}", recipe | {"max_ops": N}, paper)
+    for N in PAPER["vars", "thinking"]:
+        settings = found[f"table1/vars-{N}-thinking"].settings
+        found[f"table1/vars2-{N}-thinking"] = Preset(
+            f"Thinking States, two variables, N = {N}", settings | {"variables": 2})
+        for addition, changes in ADDITIONS.items():
+            found[f"beyond/vars-{N}-{addition}"] = Preset(f"Thinking States + {addition}, N = {N}", settings | changes)
+    return found
+
+
+PRESETS = make_presets()
+TABLES = {  # title of each table, and the beginnings of its presets' names
+    "Tiny model, Parity N = 10 (and Vars), on a CPU": ("tiny/",),
+    "Parity": ("table1/parity-",),
+    "Vars (three variables modulo 10, unless said otherwise)": ("table1/vars", "beyond/vars-"),
+}
+
+
+def find(name: str) -> Preset:
+    """The preset called `name`. Raises ValueError naming those there are."""
+    if name not in PRESETS:
+        raise ValueError(f"--preset {name!r} is not known; the presets are: {', '.join(PRESETS)}.")
+    return PRESETS[name]

@@ -1,0 +1,84 @@
+"""Presets are runs that can be made, and the tables are those of the records."""
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import run
+from minits.config import TrainConfig, resolve_train
+from minits.presets import PAPER, PRESETS
+from minits.report import BEGIN, END, put_into, read_records, report
+from minits.train import make_task, task_options
+
+README = Path(__file__).parent.parent / "README.md"
+EVALUATION = {"n": 500, "accuracy": 0.75, "interval": [0.71, 0.79], "thought_accuracy": 0.5}
+RECORD = {"preset": "table1/vars-20-thinking", "seed": 7, "steps": 9, "train_seconds": 3.4, "machine": "a card",
+          "revision": "abc1234", "settings": {"model": "some weights"}, "id": EVALUATION | {"accuracy": 1.0}, "ood": EVALUATION}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_run_that_can_be_made(name):
+    config = resolve_train(TrainConfig(model="tiny" if name.startswith("tiny/") else "folder", device="cpu", **PRESETS[name].settings))
+    make_task(config.task, **task_options(config))
+    assert {f.name for f in dataclasses.fields(TrainConfig)} >= PRESETS[name].settings.keys()
+
+
+def test_every_cell_of_the_papers_table_has_its_preset():
+    for (task, method), cells in PAPER.items():
+        for N, paper in cells.items():
+            preset = PRESETS[f"table1/{task}-{N}-{method}"]
+            settings = preset.settings
+            assert (settings["task"], settings["method"], settings["max_ops"], preset.paper) == (task, method, N, paper)
+
+
+def test_a_run_is_told_with_all_that_it_takes_to_trust_it_and_what_was_not_run_says_so():
+    lines = report([RECORD]).splitlines()
+    (line,) = [line for line in lines if "table1/vars-20-thinking" in line]
+    for part in ("87.23", "75.0 [71.0, 79.0]", "100.0", "50.0", "500", " 7 ", "9 steps, 3 s", "a card, some weights", "abc1234"):
+        assert part in line
+    (line,) = [line for line in lines if "table1/vars-40-thinking" in line]
+    assert "97.71 | not run |" in line
+    assert sum("|" in line for line in lines) == len(PRESETS) + 2 * 3
+
+
+def test_several_runs_of_a_cell_are_all_told():
+    text = report([RECORD, RECORD | {"seed": 8}])
+    assert text.count("table1/vars-20-thinking") == 2
+
+
+def test_the_tables_of_the_readme_are_those_of_the_records():
+    text = README.read_text(encoding="utf-8")
+    assert text.split(BEGIN)[1].split(END)[0].strip() == report(read_records()).strip()
+
+
+def test_writing_the_tables_changes_nothing_else(tmp_path):
+    file = tmp_path / "page.md"
+    file.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    put_into(file, "new\n")
+    assert file.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    file.write_text(f"{END}{BEGIN}")
+    with pytest.raises(ValueError, match="in this order"):
+        put_into(file, "new\n")
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    file = tmp_path / "records.jsonl"
+    file.write_text("{}\n{\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_records(file)
+
+
+def test_the_command_prints_tables_and_json(capsys):
+    assert run.main(["report", "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert "| run | paper |" in out[2] and json.loads(out[-1])["records"]
+
+
+def test_a_training_run_records_its_preset(tmp_path, monkeypatch, capsys):
+    from minits import presets
+    quick = presets.Preset("quick", {"task": "parity", "steps": 2, "batch_size": 2, "eval_samples": 2, "eval_max_ops": 10})
+    monkeypatch.setitem(PRESETS, "tiny/quick", quick)
+    assert run.main(["train", "--preset", "tiny/quick", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["preset"] == "tiny/quick" and record["settings"]["steps"] == 2
