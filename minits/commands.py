@@ -65,7 +65,6 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
                              "folder, or continue a run there with --resume.")
     lead = distributed.rank() == 0
     figures = run_training(config, folder, log=lambda text: print(text, flush=True) if lead else None, note=note)
-    distributed.leave()
     if not lead:
         return figures, 130 if figures["interrupted"] else 0
     if figures.get("interrupted"):

@@ -39,9 +39,15 @@ def make_presets() -> dict[str, Preset]:
         "tiny/parity-no-cot": Preset("No-CoT, dense", tiny | {"method": "no-cot"}),
         "tiny/parity-cot": Preset("CoT, dense", tiny | {"method": "cot"}),
         "tiny/parity-dense": Preset("Thinking States, dense", tiny | {"method": "thinking", "window": 0}),
-        "tiny/vars-thinking": Preset("Vars: Thinking States, window 16", {"task": "vars", "method": "thinking"}
+        "tiny/vars-thinking": Preset("Vars N = 10: Thinking States, window 16", {"task": "vars", "method": "thinking"}
                                      | config.RECIPES["vars", "tiny"]),
     }
+    small = {"task": "vars", "method": "thinking", "variables": 2, "modulus": 5, "max_ops": 20, "window": 0, "chunk_size": 4,
+             "steps": 2000, "batch_size": 32, "lr": 2e-3, "warmup": 100, "decay": 0.25} | EVALUATION
+    found["tiny/vars2-20-dense"] = Preset(
+        "Vars, two variables modulo 5, N = 20: Thinking States, dense", small | {"layout": "pack"})
+    found["tiny/vars2-20-window"] = Preset("the same, window 16", small | {"layout": "pack", "window": 16})
+    found["tiny/vars2-20-long-rows"] = Preset("the same, dense, + long-rows", small | ADDITIONS["long-rows"])
     names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in PAPER.items():
@@ -60,7 +66,7 @@ def make_presets() -> dict[str, Preset]:
 
 PRESETS = make_presets()
 TABLES = {  # title of each table, and the beginnings of its presets' names
-    "Tiny model, Parity N = 10 (and Vars), on a CPU": ("tiny/",),
+    "Tiny model, on a CPU: Parity N = 10 unless said otherwise": ("tiny/",),
     "Parity": ("table1/parity-",),
     "Vars (three variables modulo 10, unless said otherwise)": ("table1/vars", "beyond/vars-"),
 }

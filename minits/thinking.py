@@ -331,7 +331,8 @@ class ThinkingStates(nn.Module):
                        cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
         """(H, final normed vectors), both [B, T, E], under the batch's gold thoughts; fills `cache` if one is given."""
         B, T = batch.ids.shape
-        frame = self.backbone.frame(batch.positions.expand(B, T) if cache is not None else batch.positions, cache, span=T,
+        positions = batch.positions.clamp(max=self.backbone.config.max_position_embeddings - 1)  # padding may lie past it
+        frame = self.backbone.frame(positions.expand(B, T) if cache is not None else positions, cache, span=T,
                                     segments=batch.segments if len(batch.segments) else None)
         x = self.backbone.run(tokens, frame, range(self.config.inject_after))
         if len(batch.state_of):

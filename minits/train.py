@@ -342,12 +342,16 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     except ValueError as error:
         raise ValueError(f"--eval-max-ops {config.eval_max_ops}: {error}") from error
     if distributed.rank():  # the others only take part in the steps
-        return {"interrupted": not train(run, log), "step": run.step}
+        finished = train(run, log)
+        distributed.leave()
+        return {"interrupted": not finished, "step": run.step}
     folder.mkdir(parents=True, exist_ok=True)
     note(f"run folder {folder}")
     note("settings " + json.dumps(asdict(config)))
     write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
-    if not train(run, log):
+    finished = train(run, log)
+    distributed.leave()  # before the evaluation, which the others do not wait for
+    if not finished:
         return {"interrupted": True, "step": run.step, "run": str(folder)}
     known_set = evaluation_set(run, (1, config.max_ops), config.eval_samples)
     known = measure(run, *known_set, folder / "predictions_id.jsonl")
