@@ -103,25 +103,30 @@ class Thinkers:
         self.rows: list[int] = []
         self.ids: list[list[int]] = []  # what each row has thought so far
 
+    def join(self, rows: list[int], h: Tensor) -> None:
+        """`rows` begin to think, each about its own h [c, E] in h [B, c, E]."""
+        joining = self.model.begin_thoughts(h[on_device(rows, h.device)], self.limit)
+        parts = [(self.opened, range(len(self.rows)))] if self.rows else []
+        self.opened = self.model.gather_thoughts([*parts, (joining, range(len(rows)))])
+        self.rows += rows
+        self.ids += [[token] for token in joining.newest()]
+
     def step(self) -> None:
         """One more token for each."""
         self.model.think_step(self.opened)
         for ids, token in zip(self.ids, self.opened.newest()):
             ids.append(token)
 
-    def join(self, rows: list[int], h: Tensor) -> list[tuple[int, Thought]]:
-        """`rows` begin to think about h [B, c, E] (theirs of it); those whose thought is closed leave, the old ones too."""
-        joining = self.model.begin_thoughts(h[on_device(rows, h.device)], self.limit) if rows else None
-        first = joining.newest() if joining else []
-        ids, end = [*self.ids, *([token] for token in first)], self.model.config.thought_end
-        everyone, old = [*self.rows, *rows], len(self.rows)
-        ended = [i for i, z in enumerate(ids) if z[-1] == end or len(z) == self.limit]
-        staying = [i for i in range(len(ids)) if i not in set(ended)]
-        if staying and (rows or ended):
-            parts = [(self.opened, [i for i in staying if i < old]), (joining, [i - old for i in staying if i >= old])]
-            self.opened = self.model.gather_thoughts([part for part in parts if part[1]])
-        self.rows, self.ids = [everyone[i] for i in staying], [ids[i] for i in staying]
-        return [(everyone[i], closed([ids[i]], end)[0]) for i in ended]
+    def leave(self) -> dict[int, Thought]:
+        """The rows whose thought is closed, which leave with it."""
+        end = self.model.config.thought_end
+        ended = [ids[-1] == end or len(ids) == self.limit for ids in self.ids]
+        done = {row: closed([ids], end)[0] for row, ids, over in zip(self.rows, self.ids, ended) if over}
+        staying = [i for i, over in enumerate(ended) if not over]
+        if done and staying:
+            self.opened = self.model.gather_thoughts([(self.opened, staying)])
+        self.rows, self.ids = [self.rows[i] for i in staying], [self.ids[i] for i in staying]
+        return done
 
 
 @torch.no_grad()
@@ -168,11 +173,12 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
             continue
         if thinkers.rows:
             thinkers.step()
-        if done := thinkers.join(completed, reading.open_h):
-            rows, thoughts = zip(*done)
-            take_in(model, reading, rows, thoughts)
-            yield from done
-            due += rows
+        if completed:
+            thinkers.join(completed, reading.open_h)
+        if done := thinkers.leave():
+            take_in(model, reading, list(done), list(done.values()))
+            yield from done.items()
+            due += done
 
 
 def read_on(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:
