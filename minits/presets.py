@@ -59,7 +59,9 @@ def make_presets() -> dict[str, Preset]:
         settings = found[f"table1/vars-{N}-thinking"].settings
         found[f"table1/vars2-{N}-thinking"] = Preset(
             f"Thinking States, two variables, N = {N}", settings | {"variables": 2})
-        for addition, changes in ADDITIONS.items():
+    for addition, changes in ADDITIONS.items():
+        for N in PAPER["vars", "thinking"]:
+            settings = found[f"table1/vars-{N}-thinking"].settings
             found[f"beyond/vars-{N}-{addition}"] = Preset(f"Thinking States + {addition}, N = {N}", settings | changes)
     return found
 

@@ -102,7 +102,7 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
 
 
 def training_rows(run: Run, step: int, pools: dict[int, list[list[Row]]]) -> list[Row]:
-    """The rows of optimizer step `step`; `pools` remembers the current pool between calls."""
+    """This process's rows of optimizer step `step`; `pools` remembers the current pool between calls."""
     pool = step // POOL
     if pool not in pools:
         pools.clear()
@@ -111,33 +111,39 @@ def training_rows(run: Run, step: int, pools: dict[int, list[list[Row]]]) -> lis
 
 
 def draw_pool(run: Run, pool: int) -> list[list[Row]]:
-    """The samples of POOL steps, cut into batches; for one sample a row, sorted by length first and the batches shuffled."""
+    """This process's share of the samples of POOL steps.
+
+    For one sample a row, all are sorted by length, cut into batches and the batches shuffled; otherwise they stay in
+    the order of the stream, and no process encodes the others' samples.
+    """
     config, size = run.config, run.config.batch_size
-    indices = range(pool * POOL * size, (pool + 1) * POOL * size)
-    rows = [encode_example(
-        draw_example(run.task, seed=config.seed, split="train", index=i, operations=(1, config.max_ops)),
-        run.tokenizer, run.model.config, method=config.method, max_thought_tokens=config.max_thought_tokens,
-        name=f"training row {i}") for i in indices]
-    limit = run.model.backbone.config.max_position_embeddings
-    if too_long := [row for row in rows if len(row.ids) - 1 > limit]:
-        raise ValueError(f"{too_long[0].name} has {len(too_long[0].ids)} tokens, the model has {limit} positions "
+    own = slice(distributed.rank(), None, distributed.world())
+    batches = [range(i, i + size) for i in range(pool * POOL * size, (pool + 1) * POOL * size, size)]
+    if config.layout != "rows":
+        return [[training_row(run, i) for i in batch[own]] for batch in batches]
+    rows = sorted((training_row(run, i) for batch in batches for i in batch), key=lambda row: len(row.ids))
+    cut = [rows[i:i + size] for i in range(0, len(rows), size)]
+    random.Random(f"{config.seed}/pool/{pool}").shuffle(cut)
+    return [batch[own] for batch in cut]
+
+
+def training_row(run: Run, index: int) -> Row:
+    """Sample number `index` of the training stream; raises ValueError if it has more tokens than the model positions."""
+    config, limit = run.config, run.model.backbone.config.max_position_embeddings
+    example = draw_example(run.task, seed=config.seed, split="train", index=index, operations=(1, config.max_ops))
+    row = encode_example(example, run.tokenizer, run.model.config, method=config.method,
+                         max_thought_tokens=config.max_thought_tokens, name=f"training row {index}")
+    if len(row.ids) - 1 > limit:
+        raise ValueError(f"{row.name} has {len(row.ids)} tokens, the model has {limit} positions "
                          "(max_position_embeddings). Lower --max-ops.")
-    if config.layout == "long_rows" and config.row_tokens > limit:
-        raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
-                         "(max_position_embeddings).")
-    if config.layout == "rows":
-        rows.sort(key=lambda row: len(row.ids))
-    batches = [rows[i:i + size] for i in range(0, len(rows), size)]
-    random.Random(f"{config.seed}/pool/{pool}").shuffle(batches)
-    return batches
+    return row
 
 
 def make_parts(run: Run, rows: list[Row]) -> list[Batch]:
-    """This process's share of a step's samples, in `accumulate` parts, in memory from which a card can take them."""
-    config, own = run.config, rows[distributed.rank()::distributed.world()]
-    size = -(-len(own) // config.accumulate)
-    parts = [collate(own[i:i + size], run.model.config, layout=config.layout, row_tokens=config.row_tokens,
-                     sizes=run.sizes) for i in range(0, len(own), size)]
+    """A step's samples in `accumulate` parts, in memory from which a card can take them."""
+    config, size = run.config, -(-len(rows) // run.config.accumulate)
+    parts = [collate(rows[i:i + size], run.model.config, layout=config.layout, row_tokens=config.row_tokens,
+                     sizes=run.sizes) for i in range(0, len(rows), size)]
     return [part.map(torch.Tensor.pin_memory) for part in parts] if config.device.startswith("cuda") else parts
 
 
@@ -181,8 +187,8 @@ class Launched:
     """A step on its way: what it is called, and where its figures will be."""
 
     step: int
-    names: str  # the first and the last sample
-    tokens: int
+    names: str  # this process's first and last sample
+    tokens: int  # of all processes
     rate: float
     figures: Callable[[], list[float]]  # answer loss, thought loss, gradient norm; waits for them
 
@@ -192,7 +198,8 @@ def launch(run: Run, rows: list[Row], parts: list[Batch]) -> Launched:
     rate = learning_rate(run.config, run.step)
     figures = run.update(parts, rate)
     run.step += 1
-    return Launched(run.step, f"{rows[0].name} … {rows[-1].name}", sum(len(row.ids) - 1 for row in rows), rate, figures)
+    tokens = distributed.total(torch.tensor(sum(len(row.ids) - 1 for row in rows)))
+    return Launched(run.step, f"{rows[0].name} … {rows[-1].name}", int(tokens), rate, figures)
 
 
 def finish(run: Run, launched: Launched) -> dict:
@@ -335,6 +342,10 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     """`train` and the final evaluations; returns the figures. `log` takes results, `note` remarks."""
     run = set_up(config, folder)
     longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
+    limit = run.model.backbone.config.max_position_embeddings
+    if config.layout == "long_rows" and config.row_tokens > limit:
+        raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
+                         "(max_position_embeddings).")
     # What cannot be trained or evaluated is refused before the first step, and before anything is written.
     draw_pool(run, 0)
     try:
