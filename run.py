@@ -8,7 +8,6 @@ import json
 import sys
 import types
 import typing
-from pathlib import Path
 
 from minits import commands, distributed
 from minits.config import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand
@@ -78,7 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, TrainingError) as error:
         if traceback:
             raise
-        print(f"run.py {name}: {' '.join(str(error).split())}", file=sys.stderr)
+        if distributed.rank() == 0 or not isinstance(error, TrainingError):  # which all processes meet alike
+            print(f"run.py {name}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1 if isinstance(error, TrainingError) else 2
     except KeyboardInterrupt:
         print(f"run.py {name}: interrupted", file=sys.stderr)

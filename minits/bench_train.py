@@ -13,7 +13,7 @@ from minits.tasks import draw_example
 from minits.train import Run, draw_pool, make_parts, set_up
 
 
-def bench_train(source: str, *, device: str, dtype: str, compile: bool, repeats: int) -> list[dict]:
+def bench_train(source: str, revision: str | None = None, *, device: str, dtype: str, compile: bool, repeats: int) -> list[dict]:
     """All measurements, one dict a line. `source`: folder or hub id of real weights.
 
     Times are of whole optimizer steps on the same samples again and again, the learning rate being 0; `first` holds the
@@ -23,7 +23,8 @@ def bench_train(source: str, *, device: str, dtype: str, compile: bool, repeats:
     lines = [{"what": "limits", "copy_TB_per_s": limits["bandwidth"] / 1e12, "matmul_TFLOP_per_s": limits["matmul"] / 1e12}]
 
     def start(task: str, **changes) -> Run:
-        config = resolve_train(TrainConfig(task=task, model=source, device=device, dtype=dtype, compile=compile, **changes))
+        config = resolve_train(TrainConfig(task=task, model=source, revision=revision, device=device, dtype=dtype,
+                                           compile=compile, **changes))
         return set_up(config, Path("nowhere"))
 
     for task, changes in (("parity", {}), ("vars", {"max_ops": 40})):
@@ -97,12 +98,13 @@ def useful(run: Run, samples: list[Row], ms: float, limits: dict) -> dict:
 
 def flatness(run: Run, repeats: int) -> dict:
     """One row of 128 tokens in K = 2 … 32 chunks, each with a thought of 3 tokens: slowest step over fastest."""
-    times = {}
+    times, config = {}, run.model.config
     for chunks in (2, 4, 8, 16, 32):
-        run.model.config = replace(run.model.config, chunk_size=128 // chunks)
+        run.model.config = replace(config, chunk_size=128 // chunks)
         run = replaced(run, layout="rows")
         row = Row([5 + 7 * i % 900 for i in range(129)], 120, [[11, 12, 13, run.model.config.thought_end]] * chunks)
         times[chunks] = timed(lambda run=run, parts=make_parts(run, [row]): run.update(parts, 0.0), repeats)
+    run.model.config = config
     medians = [line["ms"] for line in times.values()]
     return {"what": "step, one row of 128 tokens, by chunks", "times": times, "slowest_over_fastest":
             max(medians) / min(medians)}

@@ -47,11 +47,12 @@ def note(text: str) -> None:
 
 def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
     """Trains, evaluates and records a run."""
-    if command.preset:
+    if command.preset and not command.resume:  # a run that is resumed knows its preset
         command = with_preset(command, given)
-    if command.task is None:
+    if command.task is None and not command.resume:
         raise ValueError(f"name a task ({', '.join(TASKS)}) or a --preset.")
-    make_task(command.task, **task_options(command))  # an unknown task is the first thing to say
+    if command.task:
+        make_task(command.task, **task_options(command))  # an unknown task is the first thing to say
     settings = {f.name: getattr(command, f.name) for f in fields(TrainConfig)}
     if command.resume:
         folder = Path(command.out) if command.out else newest_run(command.task)
@@ -71,7 +72,7 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
         again = f"continue with: python run.py train {config.task} --out {quote(str(folder))} --resume"
         note(f"interrupted after step {figures['step']}; " + ("nothing was saved (--no-save)" if config.no_save else again))
         return figures, 130
-    figures |= {"settings": asdict(config)} | ({"preset": command.preset} if command.preset else {})
+    figures |= {"settings": asdict(config)} | ({"preset": config.preset} if config.preset else {})
     line = record(figures, device=config.device, seed=config.seed)
     write_text(folder / "record.json", json.dumps(line) + "\n")
     print(f"{config.method} on {config.task}: in distribution {figures['accuracy_id']:.2%}, longer "
@@ -81,11 +82,17 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
     return line, 0
 
 
+# What may be chosen beside a preset: none of it makes another run of it.
+FREE = {"task", "preset", "model", "revision", "seed", "device", "dtype", "out", "json", "compile", "accumulate",
+        "eval_every", "save_every", "no_save", "log_every", "row_tokens"}
+
+
 def with_preset(command: TrainCommand, given: frozenset[str]) -> TrainCommand:
-    """`command` with its preset's settings; raises ValueError for a flag that says otherwise."""
+    """`command` with its preset's settings; raises ValueError for a flag that would make it another run."""
     settings = find(command.preset).settings
-    if contrary := [f"{name} {getattr(command, name)} (preset: {settings[name]})" for name in sorted(given)
-                    if name in settings and getattr(command, name) != settings[name]]:
+    contrary = [f"{name} {getattr(command, name)} (preset: {settings.get(name, 'the default')})" for name in sorted(given)
+                if (getattr(command, name) != settings[name] if name in settings else name not in FREE)]
+    if contrary:
         raise ValueError(f"--preset {command.preset} has its own settings, but {', '.join(contrary)} was given. Leave it "
                          "out, or give the settings without --preset.")
     if (command.model == "tiny") != command.preset.startswith("tiny/"):
@@ -101,6 +108,8 @@ def resumed(stored: TrainConfig, settings: dict, given: frozenset[str]) -> Train
     if contrary:
         raise ValueError(f"--resume continues a run with its own settings, but {', '.join(contrary)} was given. "
                          "Leave it out, or start a new run.")
+    if stored.layout is None or stored.decay is None:
+        raise ValueError("the run was made by an older version, which this one does not continue exactly. Start a new run.")
     device, dtype = resolve_device(settings["device"] if "device" in given else stored.device, stored.dtype)
     return replace(stored, device=device, dtype=dtype)
 
@@ -344,8 +353,11 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
                          "the weights to measure.")
     device, dtype = resolve_device(config.device, config.dtype)
     if config.part == "train":
+        if config.plain or config.chunk_size:
+            raise ValueError("bench train takes neither --plain nor --chunk-size: it measures the recipes of the tasks.")
         note(f"{source} in {dtype} on {machine(device)}")
-        lines = bench_train(source, device=device, dtype=dtype, compile=config.compile, repeats=config.repeats)
+        lines = bench_train(source, config.revision, device=device, dtype=dtype, compile=config.compile,
+                            repeats=config.repeats)
         for line in lines:
             print(json.dumps(rounded(line)), flush=True)
         return record({"dtype": dtype, "lines": lines}, device=device), 0

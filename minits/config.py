@@ -21,6 +21,7 @@ class TrainConfig:
     """`run.py train`. None: chosen by the recipe for the task and kind of model (`RECIPES`), or by the machine."""
 
     task: str
+    preset: str | None = setting(None, "a named run of the tables of results (`run.py report` lists them)")
     model: str = setting("tiny", "tiny (made on the spot), a folder in Hugging Face layout, or a hub id")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     method: str = setting("thinking", f"one of {', '.join(METHODS)}")
@@ -67,7 +68,6 @@ class TrainCommand(TrainConfig):
     """What `run.py train` takes beside the settings that make the run what it is."""
 
     task: str | None = field(default=None, metadata={"positional": True, "help": "parity or vars; a preset names its own"})
-    preset: str | None = setting(None, "a named run of the tables of results (`run.py report` lists them)")
     out: str | None = setting(None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME")
     resume: bool = setting(False, "go on from the last checkpoint in --out (default: of the newest run)")
     json: bool = setting(False, JSON)
@@ -198,14 +198,13 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
         raise ValueError(f"--method {config.method!r} is not known; use one of {', '.join(METHODS)}.")
     if config.layout not in LAYOUTS:
         raise ValueError(f"--layout {config.layout!r} is not known; use one of {', '.join(LAYOUTS)}.")
-    if config.batch_size < distributed.world():
-        raise ValueError(f"--batch-size {config.batch_size}: fewer samples than the {distributed.world()} processes that "
-                         "share them; raise it, or start fewer.")
+    if not config.clip > 0:
+        raise ValueError(f"--clip {config.clip}: the largest gradient norm, a positive number.")
     if not 0 <= config.decay <= 1:
         raise ValueError(f"--decay {config.decay}: a share of the steps, from 0 to 1.")
     least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "max_thought_tokens": 1,
              "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
-             "inject_after": 0, "clip": 0.0}
+             "inject_after": 0}
     for name, low in least.items():
         value = getattr(config, name)
         if value is not None and not value >= low:
@@ -224,4 +223,7 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
     dtype = dtype or ("bfloat16" if kind == "cuda" else "float32")
     if dtype not in ("float32", "bfloat16", "float64"):
         raise ValueError(f"--dtype {dtype}: use float32, bfloat16 or float64.")
-    return distributed.own_device(device), dtype
+    device = distributed.own_device(device)
+    if ":" in device and kind == "cuda":
+        torch.cuda.set_device(device)  # streams, graphs and kernels go to the current card, not to that of their tensors
+    return device, dtype

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -10,12 +11,12 @@ from torch import Tensor
 
 def rank() -> int:
     """This process's number; 0 alone."""
-    return int(os.environ.get("RANK", 0))
+    return int(os.environ["RANK"]) if "LOCAL_RANK" in os.environ else 0
 
 
 def world() -> int:
     """Number of processes; 1 alone."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    return int(os.environ["WORLD_SIZE"]) if "LOCAL_RANK" in os.environ else 1
 
 
 def own_device(device: str) -> str:
@@ -24,15 +25,16 @@ def own_device(device: str) -> str:
 
 
 def join(device: str) -> None:
-    """Meets the other processes: NCCL for CUDA tensors, gloo for those of the CPU."""
+    """Meets the other processes: NCCL for CUDA tensors, gloo for those of the CPU.
+
+    They wait for one another up to two hours, for the first one evaluates and saves while the others wait.
+    """
     if world() > 1 and not dist.is_initialized():
-        if device.startswith("cuda"):
-            torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=timedelta(hours=2))
 
 
 def total(values: Tensor) -> Tensor:
-    """The sum of `values` over all processes."""
+    """`values` itself, now the sum over all processes."""
     if world() > 1:
         dist.all_reduce(values)
     return values

@@ -7,7 +7,6 @@ graph. The plain path in thinking.py stays the definition, and the tests compare
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +15,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from minits.cache import KVCache
+from minits.graphs import Graphs
 from minits.kernels import decode_attention, matvec, rope_and_store, silu_times
 from minits.qwen import DecoderLayer, Frame, pack
 from minits.thinking import OpenThoughts, ThinkingStates
@@ -120,59 +120,6 @@ class Step:
         return self.masks[sliding]
 
 
-# -- graphs --------------------------------------------------------------------------------------------------------------
-
-
-class Graphs:
-    """Functions of fixed-shape tensors, each captured once as a CUDA graph and replayed from then on.
-
-    A `key` must name all that its function depends on besides the values of its tensors.
-    """
-
-    def __init__(self) -> None:
-        self.captured: dict[tuple, tuple] = {}
-        self.pool = None  # scratch memory, shared: graphs run one after another, and results are kept elsewhere
-
-    def __call__(self, key: tuple, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """function(*inputs), as a tensor of the caller's own."""
-        key = (*key, *(tuple(x.shape) for x in inputs))
-        if key not in self.captured:
-            statics = [x.clone() for x in inputs]
-            out = torch.empty_like(function(*statics))
-            self.captured[key] = self.capture(lambda: out.copy_(function(*statics))), statics, out
-        graph, statics, out = self.captured[key]
-        for static, x in zip(statics, inputs):
-            static.copy_(x)
-        graph.replay()
-        return out.clone()
-
-    def change(self, key: tuple, function: Callable[..., None], *tensors: Tensor) -> None:
-        """function(*tensors), which changes them in place: nothing is copied, so `key` always comes with the same ones."""
-        if key not in self.captured:
-            before = [x.clone() for x in tensors]
-
-            def restore() -> None:
-                for x, value in zip(tensors, before):
-                    x.copy_(value)
-            self.captured[key] = (self.capture(lambda: function(*tensors), restore),)
-        self.captured[key][0].replay()
-
-    def capture(self, run: Callable[[], object], restore: Callable[[], None] = lambda: None) -> torch.cuda.CUDAGraph:
-        """Runs twice to warm up (kernels are chosen and compiled then), undoing it with `restore`, then records."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                run()
-                restore()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
-            run()
-        self.pool = self.pool or graph.pool()
-        return graph
-
-
 class FastThinkingStates(ThinkingStates):
     """ThinkingStates whose steps run through graphs. Shares the weights of the model it is made from."""
 
@@ -181,9 +128,8 @@ class FastThinkingStates(ThinkingStates):
         self.config, self.backbone = model.config, model.backbone
         self.thinking_block, self.compression_block = model.thinking_block, model.compression_block
         self.register_buffer("blocked", model.blocked, persistent=False)
-        self.dtype = model.backbone.lm_head.weight.dtype
-        cos, sin = model.backbone.rotary(torch.arange(model.backbone.config.max_position_embeddings + 1,
-                                                      device=model.device)[None], self.dtype)
+        positions = torch.arange(model.backbone.config.max_position_embeddings + 1, device=model.device)
+        cos, sin = model.backbone.rotary(positions[None], model.backbone.lm_head.weight.dtype)
         self.table = torch.stack([cos[0, 0], sin[0, 0]])  # [2, P, D]
         self.layers = [PackedLayer(layer) for layer in model.backbone.model.layers]
         if self.thinks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -228,11 +229,14 @@ def generate_ids(model: ThinkingStates, prompts: Sequence[Sequence[int]], *,
 def accelerate(model: ThinkingStates) -> ThinkingStates:
     """The model as fast as it gets where it is, for inference only: its own weights, repacked, so use the result alone.
 
-    CUDA: graphs of fused kernels (fast.py). CPU: packed products, which decode 1.08 times as fast. Same answers up to
-    rounding.
+    CUDA: graphs of fused kernels (fast.py); raises ValueError without triton. CPU: packed products, which decode 1.08
+    times as fast. Same answers up to rounding.
     """
     if model.device.type == "cuda":
-        from minits.fast import FastThinkingStates  # imported where it can run: Triton comes with CUDA builds of torch
+        if not find_spec("triton"):
+            raise ValueError("the fast path on CUDA needs triton, which this build of torch came without: pip install "
+                             "triton, or use the plain path (--plain).")
+        from minits.fast import FastThinkingStates
         return FastThinkingStates(model.eval())
     blocks = [model.thinking_block.layer, model.compression_block.layer] if model.thinks else []
     for layer in [*model.backbone.model.layers, *blocks]:

@@ -1,6 +1,8 @@
 """Cross-entropy of an unembedding without ever holding all logits: value and gradients in one pass over slices."""
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,9 +25,10 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
         """As `cross_entropy_sum`; computes in the autocast type, where there is one."""
-        kind = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else weight.dtype
+        device = hidden.device.type
+        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         total, by_hidden, by_weight = hidden.new_zeros((), dtype=torch.promote_types(kind, torch.float32)), [], None
-        with torch.autocast(hidden.device.type, enabled=False):
+        with torch.autocast(device, enabled=False):
             w = weight.to(kind)
             for h, y in zip(hidden.to(kind).split(LOGIT_SLICE), labels.split(LOGIT_SLICE)):
                 loss, gradient = loss_and_gradient(F.linear(h, w), y)
@@ -33,8 +36,6 @@ class LinearCrossEntropy(torch.autograd.Function):
                 by_hidden.append(gradient @ w)
                 part = gradient.T @ h
                 by_weight = part if by_weight is None else by_weight.to(weight.dtype) + part
-        if by_weight is None:
-            by_hidden, by_weight = [torch.zeros_like(hidden)], torch.zeros_like(weight)
         ctx.save_for_backward(torch.cat(by_hidden), by_weight)
         ctx.kinds = hidden.dtype, weight.dtype
         return total
@@ -42,13 +43,14 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, scale: Tensor) -> tuple[Tensor, Tensor, None]:
         """The gradients by hidden and weight, times that of the loss."""
-        return *((saved * scale).to(kind) if saved.dtype == kind else torch.mul(saved, scale, out=saved.new_empty(
-            saved.shape, dtype=kind)) for saved, kind in zip(ctx.saved_tensors, ctx.kinds)), None
+        scale = scale.reshape(1)  # with a dimension it widens a bfloat16 gradient; without, it would be rounded itself
+        by_hidden, by_weight = ((saved * scale).to(kind) for saved, kind in zip(ctx.saved_tensors, ctx.kinds))
+        return by_hidden, by_weight, None
 
 
 def loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(summed cross-entropy, its gradient by the logits [M, V]) of one slice; may overwrite the logits."""
-    if logits.is_cuda and logits.dtype != torch.float64:
+    if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton"):
         from minits.kernels import cross_entropy  # one pass to read, one to write; the plain lines below take a dozen
         losses = torch.empty(len(labels), device=logits.device)
         cross_entropy[(len(labels),)](logits, labels, losses, logits.shape[1], 4096, num_warps=8)

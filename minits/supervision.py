@@ -148,11 +148,11 @@ class Exact:
     """Sizes of a batch as they are."""
 
     def width(self, tokens: int, chunk_size: int) -> int:
-        """Tokens a row."""
+        """Tokens a row, at least `tokens` (a multiple of `chunk_size`)."""
         return tokens
 
-    def size(self, name: str, needed: int, step: int = 16) -> int:
-        """Entries of the index tensors called `name`."""
+    def size(self, width: int, name: str, needed: int, step: int = 16) -> int:
+        """Entries of what is called `name` in batches of that width, at least `needed`; `step`: its granularity."""
         return needed
 
 
@@ -160,17 +160,22 @@ class Roomy(Exact):
     """Sizes with some room that only grow, so that after a few batches all of one width have one shape."""
 
     def __init__(self) -> None:
-        self.wide, self.known = 0, {}
+        self.known: dict[tuple[int, str], int] = {}
 
     def width(self, tokens: int, chunk_size: int) -> int:
-        step = -(-32 // chunk_size) * chunk_size
-        self.wide = -(-tokens // step) * step
-        return self.wide
+        """The next multiple of about 32: rows of few different widths."""
+        return round_up(tokens, round_up(32, chunk_size))
 
-    def size(self, name: str, needed: int, step: int = 16) -> int:
-        if needed > self.known.get((self.wide, name), -1):
-            self.known[self.wide, name] = -(-int(needed * 1.05) // step) * step
-        return self.known[self.wide, name]
+    def size(self, width: int, name: str, needed: int, step: int = 16) -> int:
+        """The largest size so far, or a twentieth more than `needed`."""
+        if needed > self.known.get((width, name), -1):
+            self.known[width, name] = round_up(int(needed * 1.05), step)
+        return self.known[width, name]
+
+
+def round_up(number: int, step: int) -> int:
+    """The next multiple of `step`."""
+    return -(-number // step) * step
 
 
 def first_fit(spans: Sequence[int], width: int) -> list[tuple[int, int]]:
@@ -192,15 +197,19 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
     - "pack": as many samples as fit into a row of `row_tokens` tokens, blind to one another, each at positions from 0:
       the same losses with less padding.
     - "long_rows": the same, but attention and positions run on over all samples of a row: another training.
+
+    A sample longer than `row_tokens` makes all rows as wide as itself. Raises ValueError for another layout.
     """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout {layout!r} is not known; use one of {', '.join(LAYOUTS)}.")
     c = config.chunk_size
-    spans = [-(-(len(row.ids) - 1) // c) * c for row in rows]
-    T = sizes.width(max(spans) if layout == "rows" else max(*spans, -(-row_tokens // c) * c), c)
     if layout == "pack":  # longest first leaves the least room unused; among long rows the order is that of the draw
         rows = sorted(rows, key=lambda row: -len(row.ids))
-        spans = [-(-(len(row.ids) - 1) // c) * c for row in rows]
-    places = [(b, 0) for b in range(len(rows))] if layout == "rows" else first_fit(spans, T)
-    B = len(rows) if layout == "rows" else sizes.size("rows", max(b for b, _ in places) + 1, step=1)
+    spans = [round_up(len(row.ids) - 1, c) for row in rows]
+    width = max(spans) if layout == "rows" else max(*spans, round_up(row_tokens, c))
+    places = [(b, 0) for b in range(len(rows))] if layout == "rows" else first_fit(spans, width)
+    T = sizes.width(width, c)
+    B = len(rows) if layout == "rows" else sizes.size(T, "rows", max(b for b, _ in places) + 1, step=1)
     ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]
     segments = torch.empty(0, dtype=torch.long)
     if layout == "pack":
@@ -224,12 +233,12 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
                 state_at.append(k + 1)
             thought_at.append(k)
             thoughts.append(thought)
-    n = sizes.size("thought tokens", max([c, *map(len, thoughts)]), step=4)
+    n = sizes.size(T, "thought width", max([c, *map(len, thoughts)]), step=4)
     tokens_at = [r * n + i for r, thought in enumerate(thoughts) for i in range(len(thought))]
     labels = [token for thought in thoughts for token in thought]
 
     def filled(name: str, values: list[int], filling: int = 0) -> torch.Tensor:
-        return torch.tensor(values + [filling] * (sizes.size(name, len(values)) - len(values)), dtype=torch.long)
+        return torch.tensor(values + [filling] * (sizes.size(T, name, len(values)) - len(values)), dtype=torch.long)
 
     return Batch(
         ids=ids, positions=positions, segments=segments,
@@ -237,7 +246,7 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
         trivial_at=filled("trivial", trivial_at),
         trivial_labels=filled("trivial", [config.thought_end] * len(trivial_at), IGNORED),
         thought_at=filled("thoughts", thought_at),
-        thoughts=pad([*thoughts, *[[]] * (sizes.size("thoughts", len(thoughts)) - len(thoughts))], config.pad_id, n, "cpu"),
+        thoughts=pad([*thoughts, *[[]] * (sizes.size(T, "thoughts", len(thoughts)) - len(thoughts))], config.pad_id, n, "cpu"),
         lengths=filled("thoughts", [len(thought) for thought in thoughts], 1),
-        thought_tokens_at=filled("tokens", tokens_at), thought_labels=filled("tokens", labels, IGNORED),
+        thought_tokens_at=filled("thought tokens", tokens_at), thought_labels=filled("thought tokens", labels, IGNORED),
         state_of=filled("states", state_of), state_at=filled("states", state_at, -1))

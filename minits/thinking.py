@@ -362,8 +362,8 @@ class ThinkingStates(nn.Module):
             out = self.thinking_block(x, self.backbone.frame(torch.arange(x.shape[1], device=h.device)[None]))
             vectors.append(out[:, c - 1:].flatten(0, 1)[batch.thought_tokens_at])
             labels.append(batch.thought_labels)
-        if not labels:  # a batch without a complete chunk: zero that still touches T, so that its gradients exist
-            return self.thinking_block.norm.weight.sum() * 0.0
+        if not labels:  # a batch without a complete chunk
+            return h.new_zeros(())
         return cross_entropy_sum(torch.cat(vectors), self.thinking_block.lm_head.weight, torch.cat(labels))
 
 

@@ -4,7 +4,8 @@
     (seed, step) -> training_rows -> make_parts -> launch -> finish -> metrics
 
 Nothing but the initial weights and the data is random, and the data is a function of (seed, step). So weights,
-optimizer and step number are all that a checkpoint needs for an exact resume.
+optimizer and step number are all that a checkpoint needs for an exact resume: to the bit on a CPU, up to rounding on
+CUDA, where the padded sizes of batches depend on those before and sums have no fixed order.
 """
 from __future__ import annotations
 
@@ -22,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from io import StringIO
-from itertools import count
 from math import cos, isfinite, pi
 from pathlib import Path
 
@@ -71,7 +71,13 @@ class Run:
 
 
 def set_up(config: TrainConfig, folder: Path) -> Run:
-    """Model, task and optimizer for a resolved `config`; the newest checkpoint of `folder` if there is one."""
+    """Model, task and optimizer for a resolved `config`; the newest checkpoint of `folder` if there is one.
+
+    Meets the other processes, if there are any. Raises ValueError for settings that do not go together.
+    """
+    if config.batch_size < distributed.world():
+        raise ValueError(f"--batch-size {config.batch_size}: fewer samples than the {distributed.world()} processes that "
+                         "share them; raise it, or start fewer.")
     distributed.join(config.device)
     task = make_task(config.task, **task_options(config))
     checkpoints = finished_checkpoints(folder)
@@ -148,21 +154,28 @@ def make_parts(run: Run, rows: list[Row]) -> list[Batch]:
 
 
 def batches_ahead(run: Run) -> Iterator[tuple[list[Row], list[Batch]]]:
-    """Samples and parts of each step from `run.step` on, made by another thread up to POOL steps ahead."""
-    pools: dict[int, list[list[Row]]] = {}
+    """Samples and parts of each step that is left, made by another thread up to POOL steps ahead.
+
+    Where graphs are used, the first ones are made once before: the sizes then have grown before the first step, whose
+    graph serves the later ones too.
+    """
+    pools: dict[int, list[list[Row]]] = {}  # used by one thread at a time
 
     def make(step: int) -> tuple[list[Row], list[Batch]]:
         rows = training_rows(run, step, pools)
         return rows, make_parts(run, rows)
 
-    for step in range(run.step, run.step + POOL) if run.update.graphs is not None else []:
-        make(step)  # so that the sizes have grown before the first step, whose graph then serves the others too
+    steps = range(run.step, run.config.steps)
+    if run.update.graphs is not None:
+        for step in steps[:POOL]:
+            make(step)
     thread = ThreadPoolExecutor(1)
     try:
-        waiting = deque(thread.submit(make, step) for step in range(run.step, run.step + POOL))
-        for step in count(run.step + POOL):
+        waiting = deque(thread.submit(make, step) for step in steps[:POOL])
+        for step in steps:
             yield waiting.popleft().result()
-            waiting.append(thread.submit(make, step))
+            if step + POOL < steps.stop:
+                waiting.append(thread.submit(make, step + POOL))
     finally:
         thread.shutdown(cancel_futures=True)
 
@@ -171,15 +184,15 @@ def batches_ahead(run: Run) -> Iterator[tuple[list[Row], list[Batch]]]:
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, a constant rate, then a cosine down to zero at the last step.
+    """Linear warm-up, a constant rate, then a cosine that would reach zero one step after the last.
 
     The longer a task stays on its plateau (Vars: for a thousand steps), the later the rate should fall.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup
-    falling = config.decay * (config.steps - config.warmup)
-    done = max(step - (config.steps - falling), 0.0) / max(falling, 1.0)
-    return config.lr * (1 + cos(pi * done)) / 2
+    decay_steps = config.decay * (config.steps - config.warmup)
+    share = max(step - (config.steps - decay_steps), 0.0) / max(decay_steps, 1.0)
+    return config.lr * (1 + cos(pi * share)) / 2
 
 
 @dataclass(frozen=True)
@@ -203,10 +216,14 @@ def launch(run: Run, rows: list[Row], parts: list[Batch]) -> Launched:
 
 
 def finish(run: Run, launched: Launched) -> dict:
-    """Waits for a step and returns its metrics; raises TrainingError if a figure is not finite."""
+    """Waits for a step and returns its metrics.
+
+    Raises TrainingError if a figure is not finite, the run being back at the step before: no later one has had an effect.
+    """
     lm, thought, norm = launched.figures()
     if not isfinite(lm + thought + norm):
         run.step = launched.step - 1
+        run.update.stopped.zero_()
         raise TrainingError(
             f"step {launched.step}: loss {lm} (answer), {thought} (thoughts), gradient norm {norm}, on rows "
             f"{launched.names}. The weights are unchanged since step {run.step}. Lower --lr, or use --dtype float32.")
@@ -232,7 +249,7 @@ def save_checkpoint(run: Run) -> Path:
             write_model(run.model, run.tokenizer, folder, about)
             torch.save({"optimizer": run.optimizer.state_dict(), "step": run.step, "seconds": run.seconds},
                        folder / "training_state.pt")
-    for other in target.parent.iterdir():
+    for other in target.parent.glob("step-*"):  # half-written ones of a killed process, too
         if other != target:
             shutil.rmtree(other)
     return target
@@ -271,43 +288,46 @@ def deferred_interrupt() -> Iterator[list[int]]:
 
 
 def train(run: Run, log=print) -> bool:
-    """Trains to the last step; returns False if it was interrupted. Leaves a checkpoint either way.
+    """Trains to the last step; returns False if it was interrupted. Leaves a checkpoint then, too, but not if it fails.
 
     While a step runs the next one is launched; only then are the first one's figures read.
     """
     config, lead, stop = run.config, distributed.rank() == 0, False
     if lead:
         keep_metrics(run.folder / "metrics.jsonl", run.step)
-    terminal, pending = sys.stderr.isatty(), None
+    terminal, pending, metrics = sys.stderr.isatty(), None, {}
     bar = tqdm(total=config.steps, initial=run.step, unit="step", disable=not (terminal and lead), desc="train")
     file = (run.folder / "metrics.jsonl").open("a", encoding="utf-8") if lead else StringIO()
     with deferred_interrupt() as interrupted, file, bar, closing(batches_ahead(run)) as batches:
         while run.step < config.steps and not stop:
             started = time.perf_counter()
             launched = launch(run, *next(batches))
-            stop = distributed.anyone(bool(interrupted))
-            due = [every and run.step % every == 0 for every in (config.eval_every, config.save_every, config.log_every)]
-            ready, pending = [pending, launched], None
-            if not (stop or any(due) or run.step == config.steps):
-                pending = ready.pop()
-            done = [finish(run, step) for step in ready if step]
-            run.seconds += time.perf_counter() - started
-            for metrics in done:
-                file.write(json.dumps(metrics | {"seconds": round(run.seconds, 3)}) + "\n")
+            stop, last = distributed.anyone(bool(interrupted)), run.step == config.steps
+            to_log, to_evaluate, to_save = (every > 0 and run.step % every == 0 for every in (
+                config.log_every, config.eval_every, config.save_every))
+            to_log = not terminal and (to_log or last)
+            wait = stop or last or to_log or to_evaluate or to_save
+            for step in filter(None, [pending, launched] if wait else [pending]):
+                metrics = finish(run, step)
+                seconds = round(run.seconds + time.perf_counter() - started, 3)
+                file.write(json.dumps(metrics | {"seconds": seconds}) + "\n")
+                file.flush()
                 bar.set_postfix(lm=f"{metrics['lm_loss']:.3f}", thought=f"{metrics['thought_loss']:.3f}")
-            file.flush()
+            pending = None if wait else launched
+            run.seconds += time.perf_counter() - started
             bar.update()
-            if not terminal and (due[2] or run.step == config.steps):
+            if to_log:
                 log(f"step {run.step}/{config.steps}  answer {metrics['lm_loss']:.4f}  thoughts "
                     f"{metrics['thought_loss']:.4f}  lr {metrics['lr']:.2e}  {run.seconds:.0f} s")
-            if due[0] and run.step < config.steps and lead:
+            if to_evaluate and lead and not last:
                 log(f"step {run.step}: " + describe(
                     measure(run, *evaluation_set(run, (1, config.max_ops), max(config.eval_samples // 5, 1)))))
-            if due[1] and not config.no_save and lead:
+            if to_save and lead and not config.no_save:
                 save_checkpoint(run)
-    if not config.no_save and lead:
+        stop = distributed.anyone(bool(interrupted))
+    if lead and not config.no_save:
         save_checkpoint(run)
-    return run.step == config.steps
+    return run.step == config.steps and not stop
 
 
 def keep_metrics(path: Path, step: int) -> None:
@@ -343,7 +363,7 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     run = set_up(config, folder)
     longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
     limit = run.model.backbone.config.max_position_embeddings
-    if config.layout == "long_rows" and config.row_tokens > limit:
+    if config.layout == "long_rows" and -(-config.row_tokens // config.chunk_size) * config.chunk_size > limit:
         raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
                          "(max_position_embeddings).")
     # What cannot be trained or evaluated is refused before the first step, and before anything is written.

@@ -14,12 +14,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from minits import distributed
 from minits.config import TrainConfig
+from minits.graphs import capture
 from minits.qwen import DecoderLayer
 from minits.thinking import Batch, ThinkingStates
 
 
 class Update:
-    """Takes steps: `update(parts, rate)`. Nothing in a step waits for the device.
+    """Takes steps: `update(parts, rate)`. A step does not wait for the device.
 
     Once a loss or gradient was not finite, no step changes anything any more (`stopped`): whoever reads the metrics
     later still finds the weights from before.
@@ -34,8 +35,8 @@ class Update:
             broadcast_buffers=False)
         self.weights = torch.tensor([1.0, config.thought_weight], device=model.device)
         self.stopped = torch.zeros((), device=model.device)
-        self.graphs: dict[tuple, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
-        self.pool = None
+        self.graphs: dict[int, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
+        self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
         if config.compile:
             for module in model.modules():
                 if isinstance(module, DecoderLayer):
@@ -75,8 +76,8 @@ class Update:
         losses = torch.zeros(2, device=counts.device)
         self.optimizer.zero_grad(set_to_none=True)
         for part in parts:
-            alone = self.wrapped is self.model or part is parts[-1]
-            with nullcontext() if alone else self.wrapped.no_sync():
+            averages = self.wrapped is self.model or part is parts[-1]  # over the ranks, once a step
+            with nullcontext() if averages else self.wrapped.no_sync():
                 with torch.autocast(counts.device.type, torch.bfloat16, enabled=self.config.dtype == "bfloat16"):
                     found = self.wrapped(part)
                 means = torch.stack([found.lm, found.thought]) / counts
@@ -100,31 +101,29 @@ class Update:
             self.optimizer.step()
 
     def replay(self, batch: Batch) -> Tensor:
-        """`step` as a graph, captured when this shape of batch comes for the first time."""
-        key = tuple(x.shape for x in batch.tensors)
-        if key not in self.graphs:
-            self.graphs[key] = self.capture(batch)
-        graph, static, metrics = self.graphs[key]
+        """`step` as a graph, captured when this shape of batch comes for the first time.
+
+        One graph for each width of rows: the other sizes only grow (`Roomy`), so an outgrown shape never comes again.
+        """
+        width, shapes = batch.ids.shape[1], [x.shape for x in batch.tensors]
+        if width not in self.graphs or self.graphs[width][0] != shapes:
+            self.graphs[width] = shapes, *self.capture(batch)
+        _, graph, static, metrics = self.graphs[width]
         for ours, given in zip(static.tensors, batch.tensors):
             ours.copy_(given)
         graph.replay()
         return metrics.clone()
 
     def capture(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:
-        """Runs two steps that change nothing, to warm up, then records one. Graphs share their memory."""
-        static, before, stream = batch.map(torch.clone), self.stopped.clone(), torch.cuda.Stream()
+        """The graph, the batch it reads and the figures it leaves.
+
+        The steps that warm up change nothing, for training is `stopped` meanwhile; but they make AdamW's state and the
+        rotary table, which must not lie in the graphs' memory. Gradients do lie there, free for the next graph.
+        """
+        static, before, metrics = batch.map(torch.clone), self.stopped.clone(), torch.zeros(3, device=self.stopped.device)
         self.stopped.fill_(1.0)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(2):
-                metrics = self.step([static]).clone()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        graph = capture(lambda: metrics.copy_(self.step([static])), self.pool)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.cuda.graph(graph, pool=self.pool):
-            metrics.copy_(self.step([static]))
-        self.pool = self.pool or graph.pool()
-        self.optimizer.zero_grad(set_to_none=True)  # gradients live in the graphs' memory: free for the next one
         self.stopped.copy_(before)
         return graph, static, metrics
 

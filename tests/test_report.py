@@ -1,5 +1,4 @@
 """Presets are runs that can be made, and the tables are those of the records."""
-import dataclasses
 import json
 from pathlib import Path
 
@@ -21,7 +20,12 @@ RECORD = {"preset": "table1/vars-20-thinking", "seed": 7, "steps": 9, "train_sec
 def test_a_preset_is_a_run_that_can_be_made(name):
     config = resolve_train(TrainConfig(model="tiny" if name.startswith("tiny/") else "folder", device="cpu", **PRESETS[name].settings))
     make_task(config.task, **task_options(config))
-    assert {f.name for f in dataclasses.fields(TrainConfig)} >= PRESETS[name].settings.keys()
+    title = PRESETS[name].title
+    assert f"N = {config.max_ops}" in title or name.startswith("tiny/")
+    assert ("two variables" in title) == (config.variables == 2) or title.startswith("the same")
+    assert ("long-rows" in title) == (config.layout == "long_rows")
+    if name.startswith("tiny/") and config.method == "thinking":
+        assert f"window {config.window}" in title or ("dense" in title and config.window == 0)
 
 
 def test_every_cell_of_the_papers_table_has_its_preset():
@@ -82,3 +86,34 @@ def test_a_training_run_records_its_preset(tmp_path, monkeypatch, capsys):
     assert run.main(["train", "--preset", "tiny/quick", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["preset"] == "tiny/quick" and record["settings"]["steps"] == 2
+
+
+def test_a_preset_takes_no_other_flag_that_makes_another_run_of_it(tmp_path, capsys):
+    for flags in (["--window", "0"], ["--thought-weight", "0"], ["--eval-samples", "5"], ["--steps", "3"]):
+        assert run.main(["train", "--preset", "tiny/parity-thinking", "--out", str(tmp_path / "run"), *flags]) == 2
+        assert flags[0][2:].replace("-", "_") in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_resumed_keeps_its_preset_and_takes_no_other(tmp_path, monkeypatch, capsys):
+    from minits import presets
+    settings = {"task": "parity", "steps": 2, "batch_size": 2, "eval_samples": 2, "eval_max_ops": 10}
+    monkeypatch.setitem(PRESETS, "tiny/quick", presets.Preset("quick", settings))
+    out = ["--out", str(tmp_path / "run")]
+    assert run.main(["train", "--preset", "tiny/quick", "--device", "cpu", *out]) == 0
+    (tmp_path / "run" / "record.json").unlink()
+    assert run.main(["train", "--resume", "--preset", "tiny/parity-dense", *out]) == 2
+    assert "tiny/parity-dense (run: tiny/quick)" in capsys.readouterr().err
+    assert run.main(["train", "parity", "--resume", *out]) == 0
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["preset"] == "tiny/quick"
+
+
+def test_a_run_of_an_older_version_is_not_continued(tmp_path, capsys):
+    flags = ["train", "parity", "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert run.main([*flags, "--steps", "2", "--batch-size", "2", "--eval-samples", "2", "--eval-max-ops", "10"]) == 0
+    file = tmp_path / "run" / "run.json"
+    old = json.loads(file.read_text())
+    del old["layout"], old["decay"]
+    file.write_text(json.dumps(old))
+    assert run.main([*flags, "--resume"]) == 2
+    assert "older version" in capsys.readouterr().err

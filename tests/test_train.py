@@ -30,7 +30,7 @@ from minits.train import (POOL, Run, TrainingError, deferred_interrupt, learning
 from minits.weights import load
 
 ROOT = Path(__file__).parent.parent
-QUICK = dict(task="parity", steps=12, batch_size=4, max_ops=3, warmup=2, max_thought_tokens=8, log_every=1,
+QUICK = dict(task="parity", steps=12, batch_size=4, max_ops=3, warmup=2, max_thought_tokens=8, log_every=5,
              eval_samples=2, eval_max_ops=4, device="cpu")
 FLAGS = [part for key, value in QUICK.items() if key not in ("task", "steps")
          for part in ("--" + key.replace("_", "-"), str(value))]
@@ -409,11 +409,12 @@ def test_nan_loss_keeps_the_last_checkpoint(tmp_path):
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [["--accumulate", "2"], ["--chunk-size", "64"]],
-                         ids=["accumulation", "hardly a thought, and on some rank none"])
+@pytest.mark.parametrize("flags", [
+    ["--batch-size", "7", "--accumulate", "3"], ["--batch-size", "6", "--accumulate", "2", "--chunk-size", "64"]],
+    ids=["as many parts on one rank as on the other, or not", "hardly a thought, in some parts and on some rank none"])
 def test_two_processes_take_the_steps_of_one(flags, tmp_path):
     folders = [tmp_path / name for name in ("one", "two")]
-    steps = ["--steps", "5", "--batch-size", "6", "--max-ops", "9", "--eval-max-ops", "9", "--eval-samples", "2", "--warmup",
+    steps = ["--steps", "5", "--max-ops", "9", "--eval-max-ops", "9", "--eval-samples", "2", "--warmup",
              "0", "--device", "cpu", "--layout", "pack", "--max-thought-tokens", "99", *flags]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for folder, launched in zip(folders, ([], launcher)):
@@ -429,6 +430,56 @@ def test_two_processes_take_the_steps_of_one(flags, tmp_path):
     first, second = (load(folder)[0].state_dict() for folder in folders)
     for name in first:
         torch.testing.assert_close(second[name], first[name], rtol=0, atol=2e-4, msg=lambda m: f"{name}: {m}")
+
+
+def test_a_step_needs_a_sample_for_each_process(tmp_path, monkeypatch):
+    for name, value in (("LOCAL_RANK", "2"), ("RANK", "2"), ("WORLD_SIZE", "5")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="--batch-size 4: fewer samples than the 5 processes"):
+        begin(tmp_path)
+
+
+# -- what can go wrong on the way ----------------------------------------------------------------------------------------
+
+
+def test_an_error_among_later_samples_stops_the_run_with_its_reason_and_the_metrics_so_far(tmp_path, monkeypatch):
+    run, encode = begin(tmp_path), training.encode_example
+
+    def fail_late(*arguments, name, **options):
+        if name == f"training row {4 * (POOL + 2)}":
+            raise ValueError(f"{name} does not fit")
+        return encode(*arguments, name=name, **options)
+    monkeypatch.setattr(training, "encode_example", fail_late)
+    with pytest.raises(ValueError, match="does not fit"):
+        train(run, silent)
+    assert [line["step"] for line in metrics_of(tmp_path)] == [*range(1, POOL)]  # the last one launched was not waited for
+
+
+@pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
+def test_padding_may_lie_past_the_models_last_position(layout):
+    model = fresh(Shape(chunk_size=24, limit=50))
+    row = Row(list(range(3, 23)) * 2, 30, [[0]])
+    losses = model(collate([row, row], model.config, layout=layout, row_tokens=48, sizes=Roomy()))
+    expected = sums(model, [row, row]) if layout != "long_rows" else None
+    assert losses.lm.isfinite()
+    if expected is not None:
+        torch.testing.assert_close(torch.stack([losses.lm, losses.thought]), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_an_unknown_layout_is_named():
+    with pytest.raises(ValueError, match="'heap' is not known"):
+        collate([Row([3, 4, 0], 1, [])], Shape().thinking(), layout="heap")
+
+
+def test_after_a_failed_step_the_next_one_counts_again(tmp_path):
+    run, pools = begin(tmp_path), {}
+    break_loss(run, step=1)
+    with pytest.raises(TrainingError):
+        train_step(run, training.training_rows(run, 0, pools))
+    run.model._forward_hooks.clear()
+    before = snapshot(run)
+    train_step(run, training.training_rows(run, 1, pools))
+    assert any(not torch.equal(value, before[name]) for name, value in run.model.state_dict(prefix="/model/").items())
 
 
 # -- resume ------------------------------------------------------------------------------------------------------------
