@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command line of minits: train, infer, eval, bench, report, data. `python run.py COMMAND --help` lists units and defaults."""
+"""The command line of minits: train, infer, eval, bench, report, data. `run.py COMMAND --help` lists units and defaults."""
 from __future__ import annotations
 
 import argparse

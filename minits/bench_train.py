@@ -13,7 +13,8 @@ from minits.tasks import draw_example
 from minits.train import Run, draw_pool, make_parts, set_up
 
 
-def bench_train(source: str, revision: str | None = None, *, device: str, dtype: str, compile: bool, repeats: int) -> list[dict]:
+def bench_train(source: str, revision: str | None = None, *, device: str, dtype: str, compile: bool,
+                repeats: int) -> list[dict]:
     """All measurements, one dict a line. `source`: folder or hub id of real weights.
 
     Times are of whole optimizer steps on the same samples again and again, the learning rate being 0; `first` holds the

@@ -96,8 +96,8 @@ def with_preset(command: TrainCommand, given: frozenset[str]) -> TrainCommand:
         raise ValueError(f"--preset {command.preset} has its own settings, but {', '.join(contrary)} was given. Leave it "
                          "out, or give the settings without --preset.")
     if (command.model == "tiny") != command.preset.startswith("tiny/"):
-        raise ValueError(f"--preset {command.preset} with --model {command.model}: presets tiny/… train the tiny model, the "
-                         "others real weights (--model FOLDER or a hub id).")
+        raise ValueError(f"--preset {command.preset} with --model {command.model}: presets tiny/… train the tiny "
+                         "model, the others real weights (--model FOLDER or a hub id).")
     return replace(command, **settings)
 
 

@@ -152,7 +152,7 @@ class BenchConfig:
     """`run.py bench`: speed of inference on real weights."""
 
     part: str = field(default="all", metadata={"positional": True,
-                                               "help": "prefill, decode, end-to-end, all (these three; the default), drafts or train"})
+                                               "help": "prefill, decode, end-to-end, all (these three, default), drafts, train"})
     model: str | None = setting(None, "model folder or hub id: real weights, for the speed of a toy says nothing")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
@@ -202,8 +202,8 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
         raise ValueError(f"--clip {config.clip}: the largest gradient norm, a positive number.")
     if not 0 <= config.decay <= 1:
         raise ValueError(f"--decay {config.decay}: a share of the steps, from 0 to 1.")
-    least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1, "max_thought_tokens": 1,
-             "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
+    least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1,
+             "max_thought_tokens": 1, "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
              "inject_after": 0}
     for name, low in least.items():
         value = getattr(config, name)

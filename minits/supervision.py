@@ -234,6 +234,7 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
             thought_at.append(k)
             thoughts.append(thought)
     n = sizes.size(T, "thought width", max([c, *map(len, thoughts)]), step=4)
+    R = sizes.size(T, "thoughts", len(thoughts))
     tokens_at = [r * n + i for r, thought in enumerate(thoughts) for i in range(len(thought))]
     labels = [token for thought in thoughts for token in thought]
 
@@ -246,7 +247,7 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
         trivial_at=filled("trivial", trivial_at),
         trivial_labels=filled("trivial", [config.thought_end] * len(trivial_at), IGNORED),
         thought_at=filled("thoughts", thought_at),
-        thoughts=pad([*thoughts, *[[]] * (sizes.size(T, "thoughts", len(thoughts)) - len(thoughts))], config.pad_id, n, "cpu"),
+        thoughts=pad(thoughts + [[]] * (R - len(thoughts)), config.pad_id, n, "cpu"),
         lengths=filled("thoughts", [len(thought) for thought in thoughts], 1),
         thought_tokens_at=filled("thought tokens", tokens_at), thought_labels=filled("thought tokens", labels, IGNORED),
         state_of=filled("states", state_of), state_at=filled("states", state_at, -1))

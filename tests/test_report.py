@@ -13,12 +13,14 @@ from minits.train import make_task, task_options
 README = Path(__file__).parent.parent / "README.md"
 EVALUATION = {"n": 500, "accuracy": 0.75, "interval": [0.71, 0.79], "thought_accuracy": 0.5}
 RECORD = {"preset": "table1/vars-20-thinking", "seed": 7, "steps": 9, "train_seconds": 3.4, "machine": "a card",
-          "revision": "abc1234", "settings": {"model": "some weights"}, "id": EVALUATION | {"accuracy": 1.0}, "ood": EVALUATION}
+          "revision": "abc1234", "settings": {"model": "some weights"},
+          "id": EVALUATION | {"accuracy": 1.0}, "ood": EVALUATION}
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_run_that_can_be_made(name):
-    config = resolve_train(TrainConfig(model="tiny" if name.startswith("tiny/") else "folder", device="cpu", **PRESETS[name].settings))
+    model = "tiny" if name.startswith("tiny/") else "folder"
+    config = resolve_train(TrainConfig(model=model, device="cpu", **PRESETS[name].settings))
     make_task(config.task, **task_options(config))
     title = PRESETS[name].title
     assert f"N = {config.max_ops}" in title or name.startswith("tiny/")
@@ -39,7 +41,8 @@ def test_every_cell_of_the_papers_table_has_its_preset():
 def test_a_run_is_told_with_all_that_it_takes_to_trust_it_and_what_was_not_run_says_so():
     lines = report([RECORD]).splitlines()
     (line,) = [line for line in lines if "table1/vars-20-thinking" in line]
-    for part in ("87.23", "75.0 [71.0, 79.0]", "100.0", "50.0", "500", " 7 ", "9 steps, 3 s", "a card, some weights", "abc1234"):
+    for part in ("87.23", "75.0 [71.0, 79.0]", "100.0", "50.0", "500", " 7 ", "9 steps, 3 s", "a card, some weights",
+                 "abc1234"):
         assert part in line
     (line,) = [line for line in lines if "table1/vars-40-thinking" in line]
     assert "97.71 | not run |" in line

@@ -43,7 +43,8 @@ def test_a_forward_without_cache_equals_the_one_that_fills_a_cache(data):
     batch = collate(rows, model.config)
     with torch.no_grad():
         h, out = model.teacher_forced(batch, *model.embed(batch))
-        cached_h, cached_out = model.teacher_forced(batch, *model.embed(batch), model.backbone.new_cache(len(rows), batch.ids.shape[1]))
+        cache = model.backbone.new_cache(len(rows), batch.ids.shape[1])
+        cached_h, cached_out = model.teacher_forced(batch, *model.embed(batch), cache)
     torch.testing.assert_close(h, cached_h, rtol=0, atol=1e-9)
     torch.testing.assert_close(out, cached_out, rtol=0, atol=1e-9)
 

@@ -154,7 +154,8 @@ def test_packing_and_filling_up_change_neither_losses_nor_gradients(data):
     model, sizes = fresh(shape), Roomy()
     losses, grads = laid_out(model, rows)
     width = data.draw(st.integers(1, 60))
-    for how in ({"layout": "pack", "row_tokens": width}, {"sizes": sizes}, {"layout": "pack", "row_tokens": width, "sizes": sizes}):
+    packed = {"layout": "pack", "row_tokens": width}
+    for how in (packed, {"sizes": sizes}, packed | {"sizes": sizes}):
         other, other_grads = laid_out(model, rows, **how)
         torch.testing.assert_close(other, losses, rtol=1e-9, atol=1e-9)
         assert_close(other_grads, grads)
@@ -180,7 +181,8 @@ def test_packed_samples_overlap_nowhere_and_start_on_chunk_borders(data):
     width, c = data.draw(st.integers(1, 60)), shape.chunk_size
     batch = collate(rows, shape.thinking(), layout="pack", row_tokens=width)
     for number, row in enumerate(sorted(rows, key=lambda row: -len(row.ids))):
-        (b,), places = batch.segments.eq(number).any(1).nonzero().flatten().tolist(), batch.segments.eq(number).nonzero()[:, 1]
+        own = batch.segments.eq(number)
+        (b,), places = own.any(1).nonzero().flatten().tolist(), own.nonzero()[:, 1]
         read = len(row.ids) - 1
         start = int(places[0])
         assert start % c == 0 and places.tolist() == list(range(start, start + -(-read // c) * c))
@@ -192,7 +194,8 @@ def test_long_rows_are_one_context_whose_samples_start_on_chunk_borders():
     model = fresh(Shape(layers=3, extract_after=3))
     first, second = Row([3, 4, 5, 6, 7, 8, 0], 4, [[9, 0]]), Row([9, 3, 4, 5, 6, 0], 3, [[0]])
     batch = collate([first, second], model.config, layout="long_rows", row_tokens=16)
-    assert batch.ids.tolist() == [[3, 4, 5, 6, 7, 8, 1, 1, 9, 3, 4, 5, 6, 1, 1, 1]] and batch.positions.tolist() == [[*range(16)]]
+    assert batch.ids.tolist() == [[3, 4, 5, 6, 7, 8, 1, 1, 9, 3, 4, 5, 6, 1, 1, 1]]
+    assert batch.positions.tolist() == [[*range(16)]]
     assert batch.state_at.tolist() == [1]  # the state of the first sample's thought; none crosses to the second
     together, alone = sums(model, [first]), sums(model, [second])
     long = model(batch)
@@ -239,6 +242,18 @@ def test_sliced_cross_entropy_equals_the_plain_one_in_value_and_gradient(count, 
     torch.testing.assert_close(sliced, plain, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(torch.autograd.grad(sliced, (hidden, weight)),
                                torch.autograd.grad(plain, (hidden, weight)), rtol=1e-12, atol=1e-12)
+
+
+def test_the_scale_of_the_loss_is_not_rounded_with_the_gradients():
+    hidden, weight = torch.randn(30, 16), torch.randn(99, 16)
+    labels, found = torch.arange(30), []
+    for count in (1, 1700):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss_sum = cross_entropy_sum(h, w, labels)
+        (loss_sum / count).backward()
+        found.append((h.grad * count, w.grad * count))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=0)
 
 
 @given(st.data())
