@@ -10,7 +10,7 @@ from minits.bench import machine_limits, timed
 from minits.config import TrainConfig, resolve_train
 from minits.supervision import Row, encode_example
 from minits.tasks import draw_example
-from minits.train import Run, draw_pool, make_parts, set_up
+from minits.train import Run, set_up
 
 
 def bench_train(source: str, revision: str | None = None, *, device: str, dtype: str, compile: bool,
@@ -32,7 +32,7 @@ def bench_train(source: str, revision: str | None = None, *, device: str, dtype:
         times = {}
         for method in ("no-cot", "thinking"):
             run = start(task, method=method, **changes)
-            samples = draw_pool(run, 0)[0]
+            samples = run.stream.rows(0)
             line = step_time(run, samples, repeats)
             times[method] = line["ms"]
             lines.append({"what": f"step, {method} on {task}", "c": run.config.chunk_size, "samples": len(samples)} | line
@@ -60,7 +60,7 @@ def replaced(run: Run, **changes) -> Run:
 
 def step_time(run: Run, samples: list[Row], repeats: int) -> dict:
     """Milliseconds of a step on `samples`, the tokens in it, and the most memory it took."""
-    parts = make_parts(run, samples)
+    parts = run.stream.parts(samples)
     cuda = run.config.device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -104,7 +104,7 @@ def flatness(run: Run, repeats: int) -> dict:
         run.model.config = replace(config, chunk_size=128 // chunks)
         run = replaced(run, layout="rows")
         row = Row([5 + 7 * i % 900 for i in range(129)], 120, [[11, 12, 13, run.model.config.thought_end]] * chunks)
-        times[chunks] = timed(lambda run=run, parts=make_parts(run, [row]): run.update(parts, 0.0), repeats)
+        times[chunks] = timed(lambda run=run, parts=run.stream.parts([row]): run.update(parts, 0.0), repeats)
     run.model.config = config
     medians = [line["ms"] for line in times.values()]
     return {"what": "step, one row of 128 tokens, by chunks", "times": times, "slowest_over_fastest":

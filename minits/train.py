@@ -1,7 +1,7 @@
 """Teacher-forced training (paper, section 3.2): one loop for `thinking`, `no-cot` and `cot`.
 
     TrainConfig -> set_up -> Run (model, tokenizer, task, optimizer, step) -> train -> checkpoints -> evaluation
-    (seed, step) -> training_rows -> make_parts -> launch -> finish -> metrics
+    (seed, step) -> Stream (stream.py) -> launch -> Update (update.py) -> finish -> metrics
 
 Nothing but the initial weights and the data is random, and the data is a function of (seed, step). So weights,
 optimizer and step number are all that a checkpoint needs for an exact resume: to the bit on a CPU, up to rounding on
@@ -12,14 +12,11 @@ from __future__ import annotations
 import copy
 import json
 import pickle
-import random
 import shutil
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from io import StringIO
@@ -34,16 +31,14 @@ from minits.config import TrainConfig, task_options
 from minits.evaluate import Report, describe, draw_rows, evaluate, options
 from minits.files import new_folder, read_json, require, write_text
 from minits.generation import GenerationConfig, accelerate
-from minits.supervision import Exact, Roomy, Row, collate, encode_example
-from minits.tasks import Task, draw_example, make_task
+from minits.stream import Stream
+from minits.supervision import Row
+from minits.tasks import Task, make_task
 from minits.thinking import Batch, ThinkingStates
 from minits.tiny import make_tiny
 from minits.tokenizer import Tokenizer
 from minits.update import Update, make_optimizer
 from minits.weights import finished_checkpoints, load, write_model
-
-POOL = 8  # steps whose rows are drawn together and sorted by length, so that rows of a batch need little padding
-
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says at which step and why."""
@@ -64,7 +59,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.update = Update(self.model, self.config, self.optimizer)
-        self.sizes = Roomy() if self.update.graphs is not None else Exact()  # graphs need shapes that repeat
+        self.stream = Stream(self.config, self.task, self.tokenizer, self.model, repeat=self.update.graphs is not None)
 
 
 # -- setting up ----------------------------------------------------------------------------------------------------------
@@ -102,82 +97,6 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
         saved |= {key: ours[key] for key in ("lr", "fused", "capturable")}  # these go with the device, which may change
     optimizer.load_state_dict(state["optimizer"])
     return Run(config, folder, model, tokenizer, task, optimizer, state["step"], state["seconds"])
-
-
-# -- data ----------------------------------------------------------------------------------------------------------------
-
-
-def training_rows(run: Run, step: int, pools: dict[int, list[list[Row]]]) -> list[Row]:
-    """This process's rows of optimizer step `step`; `pools` remembers the current pool between calls."""
-    pool = step // POOL
-    if pool not in pools:
-        pools.clear()
-        pools[pool] = draw_pool(run, pool)
-    return pools[pool][step % POOL]
-
-
-def draw_pool(run: Run, pool: int) -> list[list[Row]]:
-    """This process's share of the samples of POOL steps.
-
-    For one sample a row, all are sorted by length, cut into batches and the batches shuffled; otherwise they stay in
-    the order of the stream, and no process encodes the others' samples.
-    """
-    config, size = run.config, run.config.batch_size
-    own = slice(distributed.rank(), None, distributed.world())
-    batches = [range(i, i + size) for i in range(pool * POOL * size, (pool + 1) * POOL * size, size)]
-    if config.layout != "rows":
-        return [[training_row(run, i) for i in batch[own]] for batch in batches]
-    rows = sorted((training_row(run, i) for batch in batches for i in batch), key=lambda row: len(row.ids))
-    cut = [rows[i:i + size] for i in range(0, len(rows), size)]
-    random.Random(f"{config.seed}/pool/{pool}").shuffle(cut)
-    return [batch[own] for batch in cut]
-
-
-def training_row(run: Run, index: int) -> Row:
-    """Sample number `index` of the training stream; raises ValueError if it has more tokens than the model positions."""
-    config, limit = run.config, run.model.backbone.config.max_position_embeddings
-    example = draw_example(run.task, seed=config.seed, split="train", index=index, operations=(1, config.max_ops))
-    row = encode_example(example, run.tokenizer, run.model.config, method=config.method,
-                         max_thought_tokens=config.max_thought_tokens, name=f"training row {index}")
-    if len(row.ids) - 1 > limit:
-        raise ValueError(f"{row.name} has {len(row.ids)} tokens, the model has {limit} positions "
-                         "(max_position_embeddings). Lower --max-ops.")
-    return row
-
-
-def make_parts(run: Run, rows: list[Row]) -> list[Batch]:
-    """A step's samples in `accumulate` parts, in memory from which a card can take them."""
-    config, size = run.config, -(-len(rows) // run.config.accumulate)
-    parts = [collate(rows[i:i + size], run.model.config, layout=config.layout, row_tokens=config.row_tokens,
-                     sizes=run.sizes) for i in range(0, len(rows), size)]
-    return [part.map(torch.Tensor.pin_memory) for part in parts] if config.device.startswith("cuda") else parts
-
-
-def batches_ahead(run: Run) -> Iterator[tuple[list[Row], list[Batch]]]:
-    """Samples and parts of each step that is left, made by another thread up to POOL steps ahead.
-
-    Where graphs are used, the first ones are made once before: the sizes then have grown before the first step, whose
-    graph serves the later ones too.
-    """
-    pools: dict[int, list[list[Row]]] = {}  # used by one thread at a time
-
-    def make(step: int) -> tuple[list[Row], list[Batch]]:
-        rows = training_rows(run, step, pools)
-        return rows, make_parts(run, rows)
-
-    steps = range(run.step, run.config.steps)
-    if run.update.graphs is not None:
-        for step in steps[:POOL]:
-            make(step)
-    thread = ThreadPoolExecutor(1)
-    try:
-        waiting = deque(thread.submit(make, step) for step in steps[:POOL])
-        for step in steps:
-            yield waiting.popleft().result()
-            if step + POOL < steps.stop:
-                waiting.append(thread.submit(make, step + POOL))
-    finally:
-        thread.shutdown(cancel_futures=True)
 
 
 # -- one step ------------------------------------------------------------------------------------------------------------
@@ -233,7 +152,7 @@ def finish(run: Run, launched: Launched) -> dict:
 
 def train_step(run: Run, rows: list[Row]) -> dict:
     """One whole optimizer step on `rows`; returns its metrics."""
-    return finish(run, launch(run, rows, make_parts(run, rows)))
+    return finish(run, launch(run, rows, run.stream.parts(rows)))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------------
@@ -298,7 +217,7 @@ def train(run: Run, log=print) -> bool:
     terminal, pending, metrics = sys.stderr.isatty(), None, {}
     bar = tqdm(total=config.steps, initial=run.step, unit="step", disable=not (terminal and lead), desc="train")
     file = (run.folder / "metrics.jsonl").open("a", encoding="utf-8") if lead else StringIO()
-    with deferred_interrupt() as interrupted, file, bar, closing(batches_ahead(run)) as batches:
+    with deferred_interrupt() as interrupted, file, bar, closing(run.stream.ahead(run.step)) as batches:
         while run.step < config.steps and not stop:
             started = time.perf_counter()
             launched = launch(run, *next(batches))
@@ -367,7 +286,7 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
         raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
                          "(max_position_embeddings).")
     # What cannot be trained or evaluated is refused before the first step, and before anything is written.
-    draw_pool(run, 0)
+    run.stream.rows(0)
     try:
         longer_set = evaluation_set(run, longer, config.eval_samples)
     except ValueError as error:

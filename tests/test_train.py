@@ -19,13 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Shape, build, fresh, shapes, training_rows
 
-from minits import loss
+from minits import loss, stream
 from minits import train as training
 from minits.config import TrainConfig, resolve_train
 from minits.supervision import Roomy, Row, collate
 from minits.loss import cross_entropy_sum
 from minits.thinking import Losses, ThinkingStates
-from minits.train import (POOL, Run, TrainingError, deferred_interrupt, learning_rate, save_checkpoint, set_up, train,
+from minits.stream import POOL
+from minits.train import (Run, TrainingError, deferred_interrupt, learning_rate, save_checkpoint, set_up, train,
                           train_step)
 from minits.weights import load
 
@@ -312,7 +313,7 @@ def test_baselines_have_no_thinking_and_no_compression_block(method, tmp_path):
 
 
 def test_baselines_differ_only_in_the_steps_written_before_the_answer(tmp_path):
-    rows = [training.training_rows(begin(tmp_path / method, method=method), 0, {}) for method in ("no-cot", "cot")]
+    rows = [begin(tmp_path / method, method=method).stream.rows(0) for method in ("no-cot", "cot")]
     for plain, chain in zip(*rows):
         assert plain.thoughts == chain.thoughts == []
         assert chain.ids[:plain.prompt_length] == plain.ids[:plain.prompt_length]
@@ -325,18 +326,17 @@ def test_baselines_differ_only_in_the_steps_written_before_the_answer(tmp_path):
 
 def test_training_rows_are_a_function_of_seed_and_step(tmp_path):
     run, other = begin(tmp_path), begin(tmp_path)
-    pools: dict = {}
-    in_order = [training.training_rows(run, step, pools) for step in range(3 * POOL)]
+    in_order = [run.stream.rows(step) for step in range(3 * POOL)]
     steps = list(range(3 * POOL))
     random.Random(0).shuffle(steps)
-    assert all(training.training_rows(other, step, {}) == in_order[step] for step in steps[:8])
+    assert all(other.stream.rows(step) == in_order[step] for step in steps[:8])
     another_seed = begin(tmp_path, seed=1)
-    assert all(training.training_rows(another_seed, step, {}) != in_order[step] for step in steps[:3])
+    assert all(another_seed.stream.rows(step) != in_order[step] for step in steps[:3])
 
 
 def test_every_row_of_the_stream_is_trained_on_exactly_once(tmp_path):
-    run, pools = begin(tmp_path), {}
-    names = [row.name for step in range(2 * POOL) for row in training.training_rows(run, step, pools)]
+    run = begin(tmp_path)
+    names = [row.name for step in range(2 * POOL) for row in run.stream.rows(step)]
     assert sorted(names) == sorted(f"training row {i}" for i in range(2 * POOL * QUICK["batch_size"]))
 
 
@@ -401,12 +401,11 @@ def break_loss(run: Run, step: int) -> None:
 
 def test_nan_loss_stops_with_the_step_and_rows_and_leaves_the_weights_unchanged(tmp_path):
     run = begin(tmp_path)
-    pools: dict = {}
     break_loss(run, step=3)
     for step in range(2):
-        train_step(run, training.training_rows(run, step, pools))
+        train_step(run, run.stream.rows(step))
     before = snapshot(run)
-    rows = training.training_rows(run, 2, pools)
+    rows = run.stream.rows(2)
     with pytest.raises(TrainingError, match=f"^step 3: .*nan.*{rows[0].name} … {rows[-1].name}.*Lower --lr"):
         train_step(run, rows)
     assert run.step == 2
@@ -458,13 +457,13 @@ def test_a_step_needs_a_sample_for_each_process(tmp_path, monkeypatch):
 
 
 def test_an_error_among_later_samples_stops_the_run_with_its_reason_and_the_metrics_so_far(tmp_path, monkeypatch):
-    run, encode = begin(tmp_path), training.encode_example
+    run, encode = begin(tmp_path), stream.encode_example
 
     def fail_late(*arguments, name, **options):
         if name == f"training row {4 * (POOL + 2)}":
             raise ValueError(f"{name} does not fit")
         return encode(*arguments, name=name, **options)
-    monkeypatch.setattr(training, "encode_example", fail_late)
+    monkeypatch.setattr(stream, "encode_example", fail_late)
     with pytest.raises(ValueError, match="does not fit"):
         train(run, silent)
     assert [line["step"] for line in metrics_of(tmp_path)] == [*range(1, POOL)]  # the last one launched was not waited for
@@ -487,13 +486,13 @@ def test_an_unknown_layout_is_named():
 
 
 def test_after_a_failed_step_the_next_one_counts_again(tmp_path):
-    run, pools = begin(tmp_path), {}
+    run = begin(tmp_path)
     break_loss(run, step=1)
     with pytest.raises(TrainingError):
-        train_step(run, training.training_rows(run, 0, pools))
+        train_step(run, run.stream.rows(0))
     run.model._forward_hooks.clear()
     before = snapshot(run)
-    train_step(run, training.training_rows(run, 1, pools))
+    train_step(run, run.stream.rows(1))
     assert any(not torch.equal(value, before[name]) for name, value in run.model.state_dict(prefix="/model/").items())
 
 
@@ -585,11 +584,10 @@ def test_only_the_newest_checkpoint_is_kept(tmp_path):
 
 def test_failing_save_leaves_the_previous_checkpoint_whole_and_no_temporary_files(tmp_path, monkeypatch):
     run = begin(tmp_path)
-    pools: dict = {}
-    train_step(run, training.training_rows(run, 0, pools))
+    train_step(run, run.stream.rows(0))
     kept = snapshot(run)
     save_checkpoint(run)
-    train_step(run, training.training_rows(run, 1, pools))
+    train_step(run, run.stream.rows(1))
 
     def disk_full(_state, path, *_):
         Path(path).write_bytes(b"the first half")

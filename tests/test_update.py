@@ -5,7 +5,7 @@ from test_train import begin
 
 from minits import loss
 from minits.loss import IGNORED, cross_entropy_sum
-from minits.train import launch, make_parts, save_checkpoint, train, train_step, training_rows
+from minits.train import launch, save_checkpoint, train, train_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 
@@ -35,20 +35,20 @@ def test_graphs_take_the_steps_that_single_kernels_take(layout, method, tmp_path
     graphed, plain = (begin(tmp_path / name, **options) for name in ("graphed", "plain"))
     plain.update.graphs = None
     for step in range(6):
-        rows = training_rows(plain, step, {})
+        rows = plain.stream.rows(step)
         assert train_step(graphed, rows) == pytest.approx(train_step(plain, rows), rel=2e-3, abs=1e-5)
     assert graphed.update.graphs
 
 
 def test_after_a_figure_that_is_not_finite_no_step_changes_anything(tmp_path):
     run = begin(tmp_path, device="cuda", layout="pack", row_tokens=64)
-    train_step(run, training_rows(run, 0, {}))
+    train_step(run, run.stream.rows(0))
     before = [p.clone() for p in run.model.parameters()]
     weights = run.update.weights.clone()
     for value in (weights * float("nan"), weights):
         run.update.weights.copy_(value)
-        rows = training_rows(run, 1, {})
-        launch(run, rows, make_parts(run, rows))
+        rows = run.stream.rows(1)
+        launch(run, rows, run.stream.parts(rows))
     assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters()))
 
 
@@ -57,7 +57,7 @@ def test_clipping_on_cuda_is_that_on_the_cpu(tmp_path):
             for device in ("cpu", "cuda")]
     for step in range(3):
         for run in runs:
-            train_step(run, training_rows(run, step, {}))
+            train_step(run, run.stream.rows(step))
     for (name, a), (_, b) in zip(runs[0].model.named_parameters(), runs[1].model.named_parameters()):
         torch.testing.assert_close(b.cpu(), a, rtol=0, atol=1e-4, msg=lambda m: f"{name}: {m}")
 
@@ -67,7 +67,7 @@ def test_a_run_saved_on_cuda_goes_on_there_as_if_it_had_not_stopped(tmp_path):
     whole, stopped = begin(tmp_path / "whole", steps=8, **options), begin(tmp_path / "stopped", steps=8, **options)
     assert train(whole, lambda _: None)
     for step in range(4):
-        train_step(stopped, training_rows(stopped, step, {}))
+        train_step(stopped, stopped.stream.rows(step))
     save_checkpoint(stopped)
     again = begin(tmp_path / "stopped", steps=8, **options)
     assert again.step == 4 and train(again, lambda _: None)

@@ -1,0 +1,94 @@
+"""The samples of a training run, as a function of (seed, step), and the batches made of them ahead of time."""
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from minits import distributed
+from minits.config import TrainConfig
+from minits.supervision import Exact, Roomy, Row, collate, encode_example
+from minits.tasks import Task, draw_example
+from minits.thinking import Batch, ThinkingStates
+from minits.tokenizer import Tokenizer
+
+POOL = 8  # steps whose samples are drawn together; made ahead, too
+
+
+class Stream:
+    """This process's share of the samples of every step. One thread at a time may use it."""
+
+    def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates, *,
+                 repeat: bool) -> None:
+        """`repeat`: fill batches up so that their shapes repeat, as graphs need."""
+        self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
+        self.positions = model.backbone.config.max_position_embeddings
+        self.own = slice(distributed.rank(), None, distributed.world())
+        self.sizes, self.repeat = Roomy() if repeat else Exact(), repeat
+        self.pools: dict[int, list[list[Row]]] = {}  # the current one
+
+    def rows(self, step: int) -> list[Row]:
+        """The samples of optimizer step `step`. Raises ValueError naming one that does not fit."""
+        pool = step // POOL
+        if pool not in self.pools:
+            self.pools = {pool: self.draw_pool(pool)}
+        return self.pools[pool][step % POOL]
+
+    def draw_pool(self, pool: int) -> list[list[Row]]:
+        """The samples of POOL steps.
+
+        For one sample a row, all are sorted by length, cut into batches and the batches shuffled, so that rows need
+        little padding; otherwise they stay in the order they are drawn in, and no process encodes the others' samples.
+        """
+        size = self.config.batch_size
+        batches = [range(i, i + size) for i in range(pool * POOL * size, (pool + 1) * POOL * size, size)]
+        if self.config.layout != "rows":
+            return [[self.row(i) for i in batch[self.own]] for batch in batches]
+        rows = sorted((self.row(i) for batch in batches for i in batch), key=lambda row: len(row.ids))
+        cut = [rows[i:i + size] for i in range(0, len(rows), size)]
+        random.Random(f"{self.config.seed}/pool/{pool}").shuffle(cut)
+        return [batch[self.own] for batch in cut]
+
+    def row(self, index: int) -> Row:
+        """Sample number `index`. Raises ValueError if it has more tokens than the model has positions."""
+        config = self.config
+        example = draw_example(self.task, seed=config.seed, split="train", index=index, operations=(1, config.max_ops))
+        row = encode_example(example, self.tokenizer, self.thinking, method=config.method,
+                             max_thought_tokens=config.max_thought_tokens, name=f"training row {index}")
+        if len(row.ids) - 1 > self.positions:
+            raise ValueError(f"{row.name} has {len(row.ids)} tokens, the model has {self.positions} positions "
+                             "(max_position_embeddings). Lower --max-ops.")
+        return row
+
+    def parts(self, rows: list[Row]) -> list[Batch]:
+        """A step's samples in `accumulate` batches, in memory from which a card can take them."""
+        config, size = self.config, -(-len(rows) // self.config.accumulate)
+        parts = [collate(rows[i:i + size], self.thinking, layout=config.layout, row_tokens=config.row_tokens,
+                         sizes=self.sizes) for i in range(0, len(rows), size)]
+        return [part.map(torch.Tensor.pin_memory) for part in parts] if config.device.startswith("cuda") else parts
+
+    def ahead(self, first: int) -> Iterator[tuple[list[Row], list[Batch]]]:
+        """Samples and batches of the steps from `first` to the last, made by another thread up to POOL steps ahead.
+
+        Where shapes are to repeat, the first ones are made once before: the sizes then have grown before the first
+        step, whose graph serves the later ones too.
+        """
+        def make(step: int) -> tuple[list[Row], list[Batch]]:
+            rows = self.rows(step)
+            return rows, self.parts(rows)
+
+        steps = range(first, self.config.steps)
+        for step in steps[:POOL] if self.repeat else []:
+            make(step)
+        thread = ThreadPoolExecutor(1)
+        try:
+            waiting = deque(thread.submit(make, step) for step in steps[:POOL])
+            for step in steps:
+                yield waiting.popleft().result()
+                if step + POOL < steps.stop:
+                    waiting.append(thread.submit(make, step + POOL))
+        finally:
+            thread.shutdown(cancel_futures=True)
