@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from strategies import Shape, build, fresh, shapes, training_rows
 
 from minits import loss, stream
-from minits import train as training
 from minits.config import TrainConfig, resolve_train
 from minits.supervision import Roomy, Row, collate
 from minits.loss import cross_entropy_sum

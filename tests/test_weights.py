@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import minits.weights
 from minits import generate_ids, load, save
-from minits.thinking import Thought, ThinkingStates
+from minits.thinking import ThinkingStates
 from minits.tokenizer import Tokenizer
 from minits.weights import check_file, checkpoint_of
 from strategies import Shape, fresh, shapes, write_checkpoint, write_tokenizer
