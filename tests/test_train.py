@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Shape, build, fresh, shapes, training_rows
 
+import minits.update
 from minits import loss, stream
 from minits.config import TrainConfig, resolve_train
 from minits.supervision import Roomy, Row, collate
@@ -172,6 +173,30 @@ def test_batches_of_roomy_sizes_come_to_have_one_shape():
         exact = collate(rows, config, layout="pack", row_tokens=64)
         assert torch.equal(batch.counts, exact.counts)
     assert len(set(shapes_seen[15:])) == 1
+
+
+class FakeGraph:
+    """What a CUDA graph does, without CUDA: runs again on the tensors it was recorded on."""
+
+    def __init__(self, run, _pool, restore=lambda: None) -> None:
+        for _ in range(2):
+            run()
+            restore()
+        self.replay = run
+
+
+@pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
+def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(layout, tmp_path, monkeypatch):
+    monkeypatch.setattr(minits.update, "capture", FakeGraph)
+    options = dict(layout=layout, row_tokens=64, steps=16)
+    plain, graphed = begin(tmp_path / "plain", **options), begin(tmp_path / "graphed", **options)
+    graphed.update.graphs, graphed.stream.sizes = {}, Roomy()
+    for step in range(16):
+        rows = plain.stream.rows(step)
+        assert train_step(graphed, rows) == pytest.approx(train_step(plain, rows), rel=1e-3, abs=1e-6)
+    captured = graphed.update.graphs
+    assert len(captured) == 1 if layout != "rows" else len(captured) > 1
+    assert all(shapes[0][1] == width for width, (shapes, *_) in captured.items())
 
 
 @given(st.data())
