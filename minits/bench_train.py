@@ -33,19 +33,16 @@ def bench_train(source: str, revision: str | None = None, *, device: str, dtype:
         for method in ("no-cot", "thinking"):
             run = start(task, method=method, **changes)
             samples = run.stream.rows(0)
-            line = step_time(run, samples, repeats)
+            line = step_time(run, samples, repeats, limits)
             times[method] = line["ms"]
-            lines.append({"what": f"step, {method} on {task}", "c": run.config.chunk_size, "samples": len(samples)} | line
-                         | useful(run, samples, line["ms"], limits))
+            lines.append({"what": f"step, {method} on {task}", "c": run.config.chunk_size, "samples": len(samples)} | line)
             if task == "parity" and method == "thinking":
                 samples, run = full_rows(run, 32, 256), replaced(run, layout="rows")
-                line = step_time(run, samples, repeats)
-                lines.append({"what": "step, thinking on parity, 32 x 256 tokens"} | line
-                             | useful(run, samples, line["ms"], limits))
+                lines.append({"what": "step, thinking on parity, 32 x 256 tokens"}
+                             | step_time(run, samples, repeats, limits))
                 run = replaced(run)
                 run.update.apply = lambda norm: None
-                line = step_time(run, samples, repeats)
-                lines.append({"what": "its forward and backward pass"} | line | useful(run, samples, line["ms"], limits))
+                lines.append({"what": "its forward and backward pass"} | step_time(run, samples, repeats, limits))
                 lines.append(flatness(run, repeats))
             del run
         lines.append({"what": f"thinking over no-cot on {task}", "ratio": times["thinking"] / times["no-cot"]})
@@ -58,15 +55,16 @@ def replaced(run: Run, **changes) -> Run:
     return Run(replace(run.config, **changes), run.folder, run.model, run.tokenizer, run.task, run.optimizer)
 
 
-def step_time(run: Run, samples: list[Row], repeats: int) -> dict:
-    """Milliseconds of a step on `samples`, the tokens in it, and the most memory it took."""
+def step_time(run: Run, samples: list[Row], repeats: int, limits: dict) -> dict:
+    """Milliseconds of a step on `samples`, the tokens in it, the most memory it took and its `useful` share."""
     parts = run.stream.parts(samples)
     cuda = run.config.device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     line = timed(lambda: run.update(parts, 0.0), repeats)
     return line | {"tokens": sum(len(row.ids) - 1 for row in samples), "rows": list(parts[0].ids.shape),
-                   "peak_GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None}
+                   "peak_GB": torch.cuda.max_memory_allocated() / 1e9 if cuda else None} | useful(
+                       run, samples, line["ms"], limits)
 
 
 def full_rows(run: Run, rows: int, tokens: int) -> list[Row]:

@@ -358,9 +358,7 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
         note(f"{source} in {dtype} on {machine(device)}")
         lines = bench_train(source, config.revision, device=device, dtype=dtype, compile=config.compile,
                             repeats=config.repeats)
-        for line in lines:
-            print(json.dumps(rounded(line)), flush=True)
-        return record({"dtype": dtype, "lines": lines}, device=device), 0
+        return told(lines, {"dtype": dtype}, device), 0
     folder = local(source) if config.part == "drafts" else resolve(source, config.revision)
     model, tokenizer = load(folder, getattr(torch, dtype), device, chunk_size=config.chunk_size)
     path = "plain" if config.plain else "graphs" if device.startswith("cuda") else "packed"
@@ -372,9 +370,14 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
         lines = bench_drafts(model, [tokenizer.encode(example.prompt) for example in examples], config.repeats)
     else:
         lines = measure(model, str(folder), parts=config.part, repeats=config.repeats)
+    return told(lines, {"path": path, "dtype": dtype}, device), 0
+
+
+def told(lines: list[dict], how: dict, device: str) -> dict:
+    """Prints measurements, one a line, and returns their record; `how`: what they were made with."""
     for line in lines:
         print(json.dumps(rounded(line)), flush=True)
-    return record({"path": path, "dtype": dtype, "lines": lines}, device=device), 0
+    return record(how | {"lines": lines}, device=device)
 
 
 def rounded(value):

@@ -214,7 +214,7 @@ class FastThinkingStates(ThinkingStates):
     def new_thoughts(self, rows: int, max_thought_tokens: int) -> OpenThoughts:
         """As the plain one, with rows up to the next bucket and tensors that graphs know."""
         cache = self.new_cache(bucket(rows), self.config.chunk_size + max_thought_tokens, layers=1)
-        tokens, positions = self.desk("think", cache, *torch.zeros(2, bucket(rows), dtype=torch.long, device=self.device))
+        tokens, positions = self.desk("think", cache, *torch.empty(2, bucket(rows), dtype=torch.long, device=self.device))
         tokens.zero_()
         positions.fill_(self.config.chunk_size)
         return OpenThoughts(cache, tokens, positions, rows, max_thought_tokens)

@@ -238,8 +238,7 @@ def accelerate(model: ThinkingStates) -> ThinkingStates:
                              "triton, or use the plain path (--plain).")
         from minits.fast import FastThinkingStates
         return FastThinkingStates(model.eval())
-    blocks = [model.thinking_block.layer, model.compression_block.layer] if model.thinks else []
-    for layer in [*model.backbone.model.layers, *blocks]:
+    for layer in model.decoder_layers:
         pack(layer)
     return model.eval()
 

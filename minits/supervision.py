@@ -206,10 +206,12 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
     if layout == "pack":  # longest first leaves the least room unused; among long rows the order is that of the draw
         rows = sorted(rows, key=lambda row: -len(row.ids))
     spans = [round_up(len(row.ids) - 1, c) for row in rows]
-    width = max(spans) if layout == "rows" else max(*spans, round_up(row_tokens, c))
-    places = [(b, 0) for b in range(len(rows))] if layout == "rows" else first_fit(spans, width)
-    T = sizes.width(width, c)
-    B = len(rows) if layout == "rows" else sizes.size(T, "rows", max(b for b, _ in places) + 1, step=1)
+    if layout == "rows":
+        T, B, places = sizes.width(max(spans), c), len(rows), [(b, 0) for b in range(len(rows))]
+    else:
+        width = max(*spans, round_up(row_tokens, c))
+        T, places = sizes.width(width, c), first_fit(spans, width)
+        B = sizes.size(T, "rows", max(b for b, _ in places) + 1, step=1)
     ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]
     segments = torch.empty(0, dtype=torch.long)
     if layout == "pack":

@@ -168,6 +168,11 @@ class ThinkingStates(nn.Module):
         return self.thinking_block is not None
 
     @property
+    def decoder_layers(self) -> list[DecoderLayer]:
+        """All of them: the backbone's, T's and C's."""
+        return [module for module in self.modules() if isinstance(module, DecoderLayer)]
+
+    @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.backbone.model.embed_tokens.weight.device

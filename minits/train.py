@@ -32,7 +32,7 @@ from minits.evaluate import Report, describe, draw_rows, evaluate, options
 from minits.files import new_folder, read_json, require, write_text
 from minits.generation import GenerationConfig, accelerate
 from minits.stream import Stream
-from minits.supervision import Row
+from minits.supervision import Row, round_up
 from minits.tasks import Task, make_task
 from minits.thinking import Batch, ThinkingStates
 from minits.tiny import make_tiny
@@ -282,7 +282,7 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     run = set_up(config, folder)
     longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
     limit = run.model.backbone.config.max_position_embeddings
-    if config.layout == "long_rows" and -(-config.row_tokens // config.chunk_size) * config.chunk_size > limit:
+    if config.layout == "long_rows" and round_up(config.row_tokens, config.chunk_size) > limit:
         raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
                          "(max_position_embeddings).")
     # What cannot be trained or evaluated is refused before the first step, and before anything is written.
@@ -291,18 +291,16 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
         longer_set = evaluation_set(run, longer, config.eval_samples)
     except ValueError as error:
         raise ValueError(f"--eval-max-ops {config.eval_max_ops}: {error}") from error
-    if distributed.rank():  # the others only take part in the steps
-        finished = train(run, log)
-        distributed.leave()
-        return {"interrupted": not finished, "step": run.step}
-    folder.mkdir(parents=True, exist_ok=True)
-    note(f"run folder {folder}")
-    note("settings " + json.dumps(asdict(config)))
-    write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
+    lead = distributed.rank() == 0
+    if lead:
+        folder.mkdir(parents=True, exist_ok=True)
+        note(f"run folder {folder}")
+        note("settings " + json.dumps(asdict(config)))
+        write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
     finished = train(run, log)
-    distributed.leave()  # before the evaluation, which the others do not wait for
-    if not finished:
-        return {"interrupted": True, "step": run.step, "run": str(folder)}
+    distributed.leave()  # the others only take part in the steps, and do not wait for the evaluation
+    if not (lead and finished):
+        return {"interrupted": not finished, "step": run.step, "run": str(folder)}
     known_set = evaluation_set(run, (1, config.max_ops), config.eval_samples)
     known = measure(run, *known_set, folder / "predictions_id.jsonl")
     log(f"in distribution (1 … {config.max_ops} operations): " + describe(known))

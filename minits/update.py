@@ -15,7 +15,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from minits import distributed
 from minits.config import TrainConfig
 from minits.graphs import capture
-from minits.qwen import DecoderLayer
 from minits.thinking import Batch, ThinkingStates
 
 
@@ -38,9 +37,8 @@ class Update:
         self.graphs: dict[int, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
         if config.compile:
-            for module in model.modules():
-                if isinstance(module, DecoderLayer):
-                    module.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
+            for layer in model.decoder_layers:
+                layer.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
 
     def __call__(self, parts: Sequence[Batch], rate: float) -> Callable[[], list[float]]:
         """One step on the samples in `parts`.
