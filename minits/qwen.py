@@ -179,10 +179,12 @@ class Attention(nn.Module):
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
         """q [B, T, H D], k and v [B, T, G D] before the rotation."""
-        if self.packed is None:
-            return self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        keys = self.kv_heads * self.head_dim
-        return F.linear(x, *self.packed).split([self.heads * self.head_dim, keys, keys], dim=-1)
+        projections, keys = (self.q_proj, self.k_proj, self.v_proj), self.kv_heads * self.head_dim
+        if self.packed is None and not self.training:
+            return [projection(x) for projection in projections]
+        # In training, too, one product for three, of which two are too small to fill a card.
+        weight, bias = self.packed or (torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections]))
+        return F.linear(x, weight, bias).split([self.heads * self.head_dim, keys, keys], dim=-1)
 
     def forward(self, x: Tensor, frame: Frame, mask: Tensor | None, layer: int) -> Tensor:
         """x [B, T, E] -> [B, T, E]; with a cache, writes the new keys and values as its layer `layer`."""
