@@ -15,7 +15,7 @@ def rope_and_store(qkv, table, positions, q_out, k_cache, v_cache, T, S, P, H: t
     source = qkv + (token * (H + 2 * G) + head) * D
     a, b = tl.load(source + half).to(WIDE), tl.load(source + D // 2 + half).to(WIDE)
     if head < H + G:
-        cos, sin = tl.load(table + at * D + half).to(WIDE), tl.load(table + (P + at) * D + half).to(WIDE)
+        cos, sin = tl.load(table + at * D + half).to(WIDE), tl.load(table + (P + at) * D + D // 2 + half).to(WIDE)
         a, b = a * cos - b * sin, b * cos + a * sin
     row, t = token // T, token % T
     folds = H // G
@@ -89,9 +89,8 @@ def decode_attention(qkv, table, positions, k_cache, v_cache, out, S, P, window,
     folds: tl.constexpr = H // G
     d, head = tl.arange(0, D), tl.arange(0, 16)
     other = (d + D // 2) % D  # the partner of each entry in the half-split rotation
-    sign = tl.where(d < D // 2, -1.0, 1.0)
     at = tl.load(positions + row)
-    cos, sin = tl.load(table + at * D + d).to(tl.float32), tl.load(table + (P + at) * D + d).to(tl.float32) * sign
+    cos, sin = tl.load(table + at * D + d).to(tl.float32), tl.load(table + (P + at) * D + d).to(tl.float32)
     base = qkv + row * (H + 2 * G) * D
     kind = k_cache.dtype.element_ty
     k_row, v_row = k_cache + (row * G + g) * S * D, v_cache + (row * G + g) * S * D

@@ -23,7 +23,7 @@ class Stream:
 
     def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates, *,
                  repeat: bool) -> None:
-        """`repeat`: fill batches up so that their shapes repeat, as graphs need."""
+        """`repeat`: fill batches up so that their shapes repeat, as graphs and compiled layers need."""
         self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
         self.positions = model.backbone.config.max_position_embeddings
         self.own = slice(distributed.rank(), None, distributed.world())

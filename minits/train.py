@@ -59,7 +59,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.update = Update(self.model, self.config, self.optimizer)
-        self.stream = Stream(self.config, self.task, self.tokenizer, self.model, repeat=self.update.graphs is not None)
+        self.stream = Stream(self.config, self.task, self.tokenizer, self.model, repeat=self.config.device.startswith("cuda"))
 
 
 # -- setting up ----------------------------------------------------------------------------------------------------------

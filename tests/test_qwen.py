@@ -106,7 +106,7 @@ def test_packed_products_change_nothing_and_use_no_memory_twice(data):
 def test_rotation_is_half_split():
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4)  # pairs (1, 3) and (2, 4)
     angles = torch.tensor([0.3, 0.003]).repeat(2)
-    turned = rotate(x, angles.cos(), angles.sin()).flatten()
+    turned = rotate(x, angles.cos(), angles.sin() * torch.tensor([-1.0, -1.0, 1.0, 1.0])).flatten()
     a, b = torch.tensor(0.3), torch.tensor(0.003)
     expected = torch.stack([a.cos() - 3 * a.sin(), 2 * b.cos() - 4 * b.sin(), 3 * a.cos() + a.sin(),
                             4 * b.cos() + 2 * b.sin()])
