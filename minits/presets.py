@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from minits import config
 
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
-STEPS = {("parity", "no-cot"): 600, ("parity", "cot"): 300, ("vars", "cot"): 600}  # where a baseline needs others
+BASELINES: dict[tuple[str, str], dict] = {  # what they train with instead of the task's recipe, for Thinking States
+    ("parity", "no-cot"): {"steps": 600}, ("parity", "cot"): {"steps": 300},
+    ("vars", "no-cot"): {"steps": 600, "batch_size": 64, "lr": 5e-5},
+    ("vars", "cot"): {"steps": 400, "batch_size": 64, "lr": 5e-5},
+}
 
 # Percent right on [N, 100] operations: the paper's Table 1, Qwen2.5-0.5B.
 PAPER: dict[tuple[str, str], dict[int, float]] = {
@@ -51,8 +55,8 @@ def make_presets() -> dict[str, Preset]:
     names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in PAPER.items():
-        recipe = {"task": task, "method": method} | options[task] | config.RECIPES[task, "real"] | EVALUATION
-        recipe["steps"] = STEPS.get((task, method), recipe["steps"])
+        recipe = ({"task": task, "method": method} | options[task] | config.RECIPES[task, "real"] | EVALUATION
+                  | BASELINES.get((task, method), {}))
         for N, paper in cells.items():
             found[f"table1/{task}-{N}-{method}"] = Preset(f"{names[method]}, N = {N}", recipe | {"max_ops": N}, paper)
     for N in PAPER["vars", "thinking"]:

@@ -85,9 +85,10 @@ class ThinkingBlock(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, x: Tensor, frame: Frame) -> Tensor:
-        """[N, T, E] (the c vectors of H, then embeddings of thought tokens) -> normed vectors for `lm_head`."""
-        return self.norm(self.layer(x, frame))
+    def forward(self, x: Tensor, frame: Frame, last: int = 1) -> Tensor:
+        """[N, T, E] (the c vectors of H, then embeddings of thought tokens) -> [N, last, E]: the normed vectors of the
+        last places, for `lm_head`."""
+        return self.norm(self.layer(x, frame)[:, -last:])
 
 
 class CompressionBlock(nn.Module):
@@ -205,8 +206,11 @@ class ThinkingStates(nn.Module):
 
     def upper(self, h: Tensor, frame: Frame) -> Tensor:
         """H [B, T, E] -> final normed vectors [B, T, E], ready for the unembedding."""
-        layers = range(self.config.extract_after, self.backbone.config.num_hidden_layers)
-        return self.backbone.model.norm(self.backbone.run(h, frame, layers))
+        return self.backbone.model.norm(self.last_layers(h, frame))
+
+    def last_layers(self, h: Tensor, frame: Frame) -> Tensor:
+        """H [B, T, E] -> the last layer's outputs [B, T, E]."""
+        return self.backbone.run(h, frame, range(self.config.extract_after, self.backbone.config.num_hidden_layers))
 
     # -- thoughts ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +229,7 @@ class ThinkingStates(nn.Module):
         N, c, _ = h.shape
         thoughts = self.new_thoughts(N, max_thought_tokens)
         positions = torch.arange(c, device=h.device)[None].expand(N, c)
-        out = self.thinking_block(h, self.backbone.frame(positions, thoughts.cache, span=c))[:, -1]
+        out = self.thinking_block(h, self.backbone.frame(positions, thoughts.cache, span=c))[:, 0]
         thoughts.tokens.copy_(self.pick(self.thinking_block.lm_head(out)))
         return thoughts
 
@@ -320,7 +324,8 @@ class ThinkingStates(nn.Module):
         """The teacher-forced pass: all chunks at once, each with the state of its gold predecessor (section 3.2)."""
         tokens, thoughts = self.embed(batch)
         h, out = self.teacher_forced(batch, tokens, thoughts)
-        lm = cross_entropy_sum(out.flatten(0, 1)[batch.lm_at], self.backbone.lm_head.weight, batch.lm_labels)
+        answers = self.backbone.model.norm(out.flatten(0, 1)[batch.lm_at])
+        lm = cross_entropy_sum(answers, self.backbone.lm_head.weight, batch.lm_labels)
         return Losses(lm, self.thought_loss(h, batch, thoughts) if self.thinks else torch.zeros_like(lm))
 
     def embed(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -334,7 +339,7 @@ class ThinkingStates(nn.Module):
 
     def teacher_forced(self, batch: Batch, tokens: Tensor, thoughts: Tensor,
                        cache: KVCache | None = None) -> tuple[Tensor, Tensor]:
-        """(H, final normed vectors), both [B, T, E], under the batch's gold thoughts; fills `cache` if one is given."""
+        """(H, the last layer's outputs), both [B, T, E], under the batch's gold thoughts; fills `cache` if one is given."""
         B, T = batch.ids.shape
         positions = batch.positions.clamp(max=self.backbone.config.max_position_embeddings - 1)  # padding may lie past it
         frame = self.backbone.frame(positions.expand(B, T) if cache is not None else positions, cache, span=T,
@@ -346,7 +351,7 @@ class ThinkingStates(nn.Module):
             chunks = x.reshape(-1, self.config.chunk_size, x.shape[-1])  # [B * K, c, E]
             x = chunks.index_add(0, batch.state_at.clamp(min=0), states.to(x.dtype)).view_as(x)
         h = self.middle(x, frame)
-        return h, self.upper(h, frame)
+        return h, self.last_layers(h, frame)
 
     def thought_loss(self, h: Tensor, batch: Batch, thoughts: Tensor) -> Tensor:
         """Summed cross-entropy of T on the gold thoughts, given H [B, T, E] and their embeddings [R, n, E].
@@ -359,13 +364,13 @@ class ThinkingStates(nn.Module):
         vectors, labels = [], []
         if len(batch.trivial_at):
             frame = self.backbone.frame(torch.arange(c, device=h.device)[None])
-            vectors.append(self.thinking_block(chunks[batch.trivial_at], frame)[:, -1])
+            vectors.append(self.thinking_block(chunks[batch.trivial_at], frame)[:, 0])
             labels.append(batch.trivial_labels)
         if len(batch.thought_at):
             given = thoughts[:, :-1]  # the last token is only predicted
             x = torch.cat([chunks[batch.thought_at].to(given.dtype), given], dim=1)  # [R, c + n - 1, E]
-            out = self.thinking_block(x, self.backbone.frame(torch.arange(x.shape[1], device=h.device)[None]))
-            vectors.append(out[:, c - 1:].flatten(0, 1)[batch.thought_tokens_at])
+            frame = self.backbone.frame(torch.arange(x.shape[1], device=h.device)[None])
+            vectors.append(self.thinking_block(x, frame, last=thoughts.shape[1]).flatten(0, 1)[batch.thought_tokens_at])
             labels.append(batch.thought_labels)
         if not labels:  # a batch without a complete chunk
             return h.new_zeros(())

@@ -65,7 +65,11 @@ class Update:
         return wait
 
     def step(self, parts: Sequence[Batch]) -> Tensor:
-        """The step itself; [3]: the figures.
+        """The step itself; [3]: the figures."""
+        return self.descend(self.gradients(parts))
+
+    def gradients(self, parts: Sequence[Batch]) -> Tensor:
+        """Leaves the gradients with the parameters; [2]: mean answer loss, mean thought loss.
 
         Losses are means over all supervised tokens of the step: the sums of each part, on each rank, are divided by
         the counts of the whole (a mean of means would weigh tokens by the part they fell into).
@@ -81,8 +85,11 @@ class Update:
                 means = torch.stack([found.lm, found.thought]) / counts
                 (means * self.weights).sum().mul(distributed.world()).backward()  # gradients are averaged over the ranks
             losses = losses + means.detach()
+        return distributed.total(losses)
+
+    def descend(self, losses: Tensor) -> Tensor:
+        """Changes the weights, unless a figure is not finite; [3]: the figures, `losses` and the gradient norm."""
         norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
-        losses = distributed.total(losses)
         metrics = torch.cat([losses, norm[None]])
         self.stopped.copy_(torch.maximum(self.stopped, (~metrics.isfinite().all()).float()))
         self.apply(norm)

@@ -15,7 +15,7 @@ def forced(model, rows: list[Row]):
     batch = collate(rows, model.config)
     cache = model.backbone.new_cache(len(rows), batch.ids.shape[1])
     h, out = model.teacher_forced(batch, *model.embed(batch), cache)
-    return h, model.backbone.lm_head(out), cache
+    return h, model.backbone.lm_head(model.backbone.model.norm(out)), cache
 
 
 @given(st.data())
