@@ -43,7 +43,7 @@ def test_graphs_take_the_steps_that_single_kernels_take(layout, method, tmp_path
 def test_after_a_figure_that_is_not_finite_no_step_changes_anything(tmp_path):
     run = begin(tmp_path, device="cuda", layout="pack", row_tokens=64)
     train_step(run, run.stream.rows(0))
-    before = [p.clone() for p in run.model.parameters()]
+    before = [p.detach().clone() for p in run.model.parameters()]
     weights = run.update.weights.clone()
     for value in (weights * float("nan"), weights):
         run.update.weights.copy_(value)
