@@ -27,7 +27,8 @@ class Stream:
         self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
         self.positions = model.backbone.config.max_position_embeddings
         self.own = slice(distributed.rank(), None, distributed.world())
-        self.sizes, self.repeat = Roomy() if repeat else Exact(), repeat
+        least = int(config.method == "thinking")
+        self.sizes, self.repeat = Roomy(least) if repeat else Exact(least), repeat
         self.pools: dict[int, list[list[Row]]] = {}  # the current one
 
     def rows(self, step: int) -> list[Row]:

@@ -145,7 +145,13 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
 
 
 class Exact:
-    """Sizes of a batch as they are."""
+    """Sizes of a batch as they are, or `least` where that is more.
+
+    Training uses 1: a batch without thoughts would leave out T or C, for whose gradients other processes wait.
+    """
+
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
 
     def width(self, tokens: int, chunk_size: int) -> int:
         """Tokens a row, at least `tokens` (a multiple of `chunk_size`)."""
@@ -153,13 +159,14 @@ class Exact:
 
     def size(self, width: int, name: str, needed: int, step: int = 16) -> int:
         """Entries of what is called `name` in batches of that width, at least `needed`; `step`: its granularity."""
-        return needed
+        return max(needed, self.least)
 
 
 class Roomy(Exact):
     """Sizes with some room that only grow, so that after a few batches all of one width have one shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: int = 0) -> None:
+        super().__init__(least)
         self.known: dict[tuple[int, str], int] = {}
 
     def width(self, tokens: int, chunk_size: int) -> int:
@@ -169,7 +176,7 @@ class Roomy(Exact):
     def size(self, width: int, name: str, needed: int, step: int = 16) -> int:
         """The largest size so far, or a twentieth more than `needed`."""
         if needed > self.known.get((width, name), -1):
-            self.known[width, name] = round_up(int(needed * 1.05), step)
+            self.known[width, name] = round_up(max(int(needed * 1.05), self.least), step)
         return self.known[width, name]
 
 

@@ -28,10 +28,9 @@ class Update:
     def __init__(self, model: ThinkingStates, config: TrainConfig, optimizer: torch.optim.Optimizer) -> None:
         self.model, self.config, self.optimizer = model, config, optimizer
         self.cuda, alone = model.device.type == "cuda", distributed.world() == 1
-        # Which parameters a rank's batch leaves out (those of C, without thoughts) differs from rank to rank.
         self.wrapped = model if alone else DistributedDataParallel(
-            model, device_ids=[model.device.index] if self.cuda else None, find_unused_parameters=True,
-            broadcast_buffers=False, gradient_as_bucket_view=True)  # the only buffer is a constant; no gradient twice
+            model, device_ids=[model.device.index] if self.cuda else None, broadcast_buffers=False,
+            gradient_as_bucket_view=True)  # the only buffer is a constant; no gradient twice
         self.weights = torch.tensor([1.0, config.thought_weight], device=model.device)
         self.stopped = torch.zeros((), device=model.device)
         self.graphs: dict[int, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
