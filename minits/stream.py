@@ -10,7 +10,7 @@ import torch
 
 from minits import distributed
 from minits.config import TrainConfig
-from minits.supervision import Exact, Roomy, Row, collate, encode_example
+from minits.supervision import Exact, Example, Roomy, Row, collate, encode_example
 from minits.tasks import Task, draw_example
 from minits.thinking import Batch, ThinkingStates
 from minits.tokenizer import Tokenizer
@@ -41,24 +41,32 @@ class Stream:
     def draw_pool(self, pool: int) -> list[list[Row]]:
         """The samples of POOL steps.
 
-        For one sample a row, all are sorted by length, cut into batches and the batches shuffled, so that rows need
-        little padding; otherwise they stay in the order they are drawn in, and no process encodes the others' samples.
+        For one sample a row, all are sorted by length and cut into batches, so that rows need little padding. Otherwise
+        every batch gets its share of short and long ones, so that all have about as many tokens (their shapes repeat
+        with less filling up), and no process encodes the others' samples.
         """
-        size = self.config.batch_size
-        batches = [range(i, i + size) for i in range(pool * POOL * size, (pool + 1) * POOL * size, size)]
-        if self.config.layout != "rows":
-            return [[self.row(i) for i in batch[self.own]] for batch in batches]
-        rows = sorted((self.row(i) for batch in batches for i in batch), key=lambda row: len(row.ids))
-        cut = [rows[i:i + size] for i in range(0, len(rows), size)]
-        random.Random(f"{self.config.seed}/pool/{pool}").shuffle(cut)
-        return [batch[self.own] for batch in cut]
+        size, rng = self.config.batch_size, random.Random(f"{self.config.seed}/pool/{pool}")
+        indices = range(pool * POOL * size, (pool + 1) * POOL * size)
+        if self.config.layout == "rows":
+            rows = sorted(map(self.row, indices), key=lambda row: len(row.ids))
+            cut = [rows[i:i + size] for i in range(0, len(rows), size)]
+            rng.shuffle(cut)
+            return [batch[self.own] for batch in cut]
+        ordered = sorted(indices, key=lambda index: self.example(index).size)
+        dealt = [ordered[i::POOL] for i in range(POOL)]
+        for each in (dealt, *dealt):
+            rng.shuffle(each)
+        return [[self.row(i) for i in batch[self.own]] for batch in dealt]
+
+    def example(self, index: int) -> Example:
+        """Sample number `index` as the task draws it."""
+        return draw_example(self.task, seed=self.config.seed, split="train", index=index,
+                            operations=(1, self.config.max_ops))
 
     def row(self, index: int) -> Row:
         """Sample number `index`. Raises ValueError if it has more tokens than the model has positions."""
-        config = self.config
-        example = draw_example(self.task, seed=config.seed, split="train", index=index, operations=(1, config.max_ops))
-        row = encode_example(example, self.tokenizer, self.thinking, method=config.method,
-                             max_thought_tokens=config.max_thought_tokens, name=f"training row {index}")
+        row = encode_example(self.example(index), self.tokenizer, self.thinking, method=self.config.method,
+                             max_thought_tokens=self.config.max_thought_tokens, name=f"training row {index}")
         if len(row.ids) - 1 > self.positions:
             raise ValueError(f"{row.name} has {len(row.ids)} tokens, the model has {self.positions} positions "
                              "(max_position_embeddings). Lower --max-ops.")

@@ -358,10 +358,20 @@ def test_training_rows_are_a_function_of_seed_and_step(tmp_path):
     assert all(another_seed.stream.rows(step) != in_order[step] for step in steps[:3])
 
 
-def test_every_row_of_the_stream_is_trained_on_exactly_once(tmp_path):
-    run = begin(tmp_path)
+@pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
+def test_every_row_of_the_stream_is_trained_on_exactly_once(layout, tmp_path):
+    run = begin(tmp_path, layout=layout)
     names = [row.name for step in range(2 * POOL) for row in run.stream.rows(step)]
     assert sorted(names) == sorted(f"training row {i}" for i in range(2 * POOL * QUICK["batch_size"]))
+
+
+@pytest.mark.parametrize("layout", ["pack", "long_rows"])
+def test_the_steps_of_a_pool_have_about_as_many_operations(layout, tmp_path):
+    stream = begin(tmp_path, layout=layout, batch_size=20, max_ops=40).stream
+    sizes = [[stream.example(int(row.name.split()[-1])).size for row in stream.rows(step)] for step in range(POOL)]
+    totals = [sum(each) for each in sizes]
+    assert max(totals) - min(totals) <= 40
+    assert all(each != sorted(each) for each in sizes)  # dealt, but not in an order
 
 
 def test_learning_rate_is_constant_until_its_decay_begins():
