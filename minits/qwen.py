@@ -185,7 +185,7 @@ class Attention(nn.Module):
         projections, keys = (self.q_proj, self.k_proj, self.v_proj), self.kv_heads * self.head_dim
         if self.packed is None and not self.training:
             return [projection(x) for projection in projections]
-        # In training, too, one product for three, of which two are too small to fill a card.
+        # In training, too, q, k and v are one product: those of k and v alone are too small to fill a card.
         weight, bias = self.packed or (torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections]))
         return F.linear(x, weight, bias).split([self.heads * self.head_dim, keys, keys], dim=-1)
 

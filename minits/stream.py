@@ -83,7 +83,7 @@ class Stream:
         """Samples and batches of the steps from `first` to the last, made by another thread up to POOL steps ahead.
 
         Where shapes are to repeat, the first ones are made once before: the sizes then have grown before the first
-        step, whose graph serves the later ones too.
+        step, whose graph or compiled layers serve the later ones too.
         """
         def make(step: int) -> tuple[list[Row], list[Batch]]:
             rows = self.rows(step)

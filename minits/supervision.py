@@ -147,7 +147,7 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
 class Exact:
     """Sizes of a batch as they are, or `least` where that is more.
 
-    Training uses 1: a batch without thoughts would leave out T or C, for whose gradients other processes wait.
+    Training T and C uses 1: a batch without thoughts would leave them out, and other processes wait for their gradients.
     """
 
     def __init__(self, least: int = 0) -> None:

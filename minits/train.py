@@ -59,7 +59,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.update = Update(self.model, self.config, self.optimizer)
-        self.stream = Stream(self.config, self.task, self.tokenizer, self.model, repeat=self.config.device.startswith("cuda"))
+        self.stream = Stream(self.config, self.task, self.tokenizer, self.model,
+                             repeat=self.config.device.startswith("cuda"))
 
 
 # -- setting up ----------------------------------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
 def learning_rate(config: TrainConfig, step: int) -> float:
     """Linear warm-up, a constant rate, then a cosine that would reach zero one step after the last.
 
-    The longer a task stays on its plateau (Vars: for a thousand steps), the later the rate should fall.
+    The longer a task stays on its plateau (Vars: for hundreds of steps), the later the rate should fall.
     """
     if step < config.warmup:
         return config.lr * (step + 1) / config.warmup

@@ -1,11 +1,13 @@
 """The backbone and the cache: properties 1, 2, 3 of the design, and a hand-computed rotation."""
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from strategies import Shape, build, fresh, prompts, shapes
 
 from minits.cache import KVCache
-from minits.qwen import pack, rotate
+from minits.qwen import Rotary, pack, rotate
 from minits.thinking import pad
 
 GARBAGE = 1e6  # finite: a masked weight of 0 times NaN would be NaN
@@ -105,9 +107,9 @@ def test_packed_products_change_nothing_and_use_no_memory_twice(data):
 
 def test_rotation_is_half_split():
     x = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4)  # pairs (1, 3) and (2, 4)
-    angles = torch.tensor([0.3, 0.003]).repeat(2)
-    turned = rotate(x, angles.cos(), angles.sin() * torch.tensor([-1.0, -1.0, 1.0, 1.0])).flatten()
-    a, b = torch.tensor(0.3), torch.tensor(0.003)
+    config = replace(Shape(heads=1, kv_heads=1, head_dim=4).qwen(), rope_theta=100.0)
+    turned = rotate(x, *Rotary(config)(torch.tensor([[3]]), torch.float32)).flatten()
+    a, b = torch.tensor(3.0), torch.tensor(0.3)  # position 3: 3 / 100^0 and 3 / 100^(1/2)
     expected = torch.stack([a.cos() - 3 * a.sin(), 2 * b.cos() - 4 * b.sin(), 3 * a.cos() + a.sin(),
                             4 * b.cos() + 2 * b.sin()])
     torch.testing.assert_close(turned, expected)

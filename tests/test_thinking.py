@@ -1,6 +1,7 @@
 """Thinking States: training and inference agree (property 6), no thoughts is plain Qwen2.5 (7), states and thoughts."""
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, strategies as st
 from strategies import Shape, biases, build, prompts, shapes, steer, training_rows
 
@@ -47,6 +48,25 @@ def test_a_forward_without_cache_equals_the_one_that_fills_a_cache(data):
         cached_h, cached_out = model.teacher_forced(batch, *model.embed(batch), cache)
     torch.testing.assert_close(h, cached_h, rtol=0, atol=1e-9)
     torch.testing.assert_close(out, cached_out, rtol=0, atol=1e-9)
+
+
+@given(st.data())
+def test_the_training_losses_are_those_of_the_logits_of_inference(data):
+    shape = data.draw(shapes())
+    model, rows = build(shape), data.draw(training_rows(shape))
+    batch, c, T = collate(rows, model.config), shape.chunk_size, model.thinking_block
+    with torch.no_grad():
+        losses, (h, _) = model(batch), model.teacher_forced(batch, *model.embed(batch))
+        logits = model.backbone.lm_head(model.upper(h, model.backbone.frame(batch.positions))).flatten(0, 1)
+        lm = F.cross_entropy(logits[batch.lm_at], batch.lm_labels, reduction="sum")
+        thought = torch.zeros_like(lm)
+        for b, row in enumerate(rows):
+            for k, ids in enumerate(row.thoughts):
+                x = torch.cat([h[b, k * c:(k + 1) * c], model.backbone.model.embed_tokens(torch.tensor(ids))[:-1]])[None]
+                out = T.norm(T.layer(x, model.backbone.frame(torch.arange(x.shape[1])[None])))
+                thought += F.cross_entropy(T.lm_head(out)[0, c - 1:], torch.tensor(ids), reduction="sum")
+    torch.testing.assert_close(losses.lm, lm, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(losses.thought, thought, rtol=1e-9, atol=1e-9)
 
 
 @given(st.data())
