@@ -18,6 +18,7 @@ from minits.cache import KVCache
 from minits.graphs import Graphs
 from minits.kernels import decode_attention, matvec, rope_and_store, silu_times
 from minits.qwen import DecoderLayer, Frame, pack
+from minits.supervision import round_up
 from minits.thinking import OpenThoughts, ThinkingStates
 
 SLOTS = 128  # caches are rounded up to multiples of this, so that few graphs serve all lengths
@@ -139,7 +140,7 @@ class FastThinkingStates(ThinkingStates):
 
     def new_cache(self, rows: int, slots: int, layers: int | None = None) -> KVCache:
         """A cache from those that were given back, for a graph knows its tensors by address; else a new one."""
-        slots = min(-(-slots // SLOTS) * SLOTS, self.backbone.config.max_position_embeddings)
+        slots = min(round_up(slots, SLOTS), self.backbone.config.max_position_embeddings)
         pool = self.free.setdefault((rows, slots, layers), [])
         kept = pool.pop() if pool else self.backbone.new_cache(rows, slots, layers)
         cache = KVCache.over(kept.k, kept.v)

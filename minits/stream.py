@@ -21,14 +21,12 @@ POOL = 8  # steps whose samples are drawn together; made ahead, too
 class Stream:
     """This process's share of the samples of every step. One thread at a time may use it."""
 
-    def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates, *,
-                 repeat: bool) -> None:
-        """`repeat`: fill batches up so that their shapes repeat, as graphs and compiled layers need."""
+    def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates) -> None:
         self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
         self.positions = model.backbone.config.max_position_embeddings
         self.own = slice(distributed.rank(), None, distributed.world())
-        least = int(config.method == "thinking")
-        self.sizes, self.repeat = Roomy(least) if repeat else Exact(least), repeat
+        self.cuda, least = config.device.startswith("cuda"), int(config.method == "thinking")
+        self.sizes = Roomy(least) if self.cuda else Exact(least)  # graphs and compiled layers need shapes that repeat
         self.pools: dict[int, list[list[Row]]] = {}  # the current one
 
     def rows(self, step: int) -> list[Row]:
@@ -46,26 +44,26 @@ class Stream:
         with less filling up), and no process encodes the others' samples.
         """
         size, rng = self.config.batch_size, random.Random(f"{self.config.seed}/pool/{pool}")
-        indices = range(pool * POOL * size, (pool + 1) * POOL * size)
+        samples = [(i, self.example(i)) for i in range(pool * POOL * size, (pool + 1) * POOL * size)]
         if self.config.layout == "rows":
-            rows = sorted(map(self.row, indices), key=lambda row: len(row.ids))
+            rows = sorted((self.row(*sample) for sample in samples), key=lambda row: len(row.ids))
             cut = [rows[i:i + size] for i in range(0, len(rows), size)]
             rng.shuffle(cut)
             return [batch[self.own] for batch in cut]
-        ordered = sorted(indices, key=lambda index: self.example(index).size)
-        dealt = [ordered[i::POOL] for i in range(POOL)]
+        samples.sort(key=lambda sample: sample[1].size)
+        dealt = [samples[i::POOL] for i in range(POOL)]
         for each in (dealt, *dealt):
             rng.shuffle(each)
-        return [[self.row(i) for i in batch[self.own]] for batch in dealt]
+        return [[self.row(*sample) for sample in batch[self.own]] for batch in dealt]
 
     def example(self, index: int) -> Example:
         """Sample number `index` as the task draws it."""
         return draw_example(self.task, seed=self.config.seed, split="train", index=index,
                             operations=(1, self.config.max_ops))
 
-    def row(self, index: int) -> Row:
-        """Sample number `index`. Raises ValueError if it has more tokens than the model has positions."""
-        row = encode_example(self.example(index), self.tokenizer, self.thinking, method=self.config.method,
+    def row(self, index: int, example: Example) -> Row:
+        """Sample number `index`, encoded. Raises ValueError if it has more tokens than the model has positions."""
+        row = encode_example(example, self.tokenizer, self.thinking, method=self.config.method,
                              max_thought_tokens=self.config.max_thought_tokens, name=f"training row {index}")
         if len(row.ids) - 1 > self.positions:
             raise ValueError(f"{row.name} has {len(row.ids)} tokens, the model has {self.positions} positions "
@@ -77,12 +75,12 @@ class Stream:
         config, size = self.config, -(-len(rows) // self.config.accumulate)
         parts = [collate(rows[i:i + size], self.thinking, layout=config.layout, row_tokens=config.row_tokens,
                          sizes=self.sizes) for i in range(0, len(rows), size)]
-        return [part.map(torch.Tensor.pin_memory) for part in parts] if config.device.startswith("cuda") else parts
+        return [part.map(torch.Tensor.pin_memory) for part in parts] if self.cuda else parts
 
     def ahead(self, first: int) -> Iterator[tuple[list[Row], list[Batch]]]:
         """Samples and batches of the steps from `first` to the last, made by another thread up to POOL steps ahead.
 
-        Where shapes are to repeat, the first ones are made once before: the sizes then have grown before the first
+        On CUDA, where shapes are to repeat, the first ones are made once before: the sizes then have grown before the first
         step, whose graph or compiled layers serve the later ones too.
         """
         def make(step: int) -> tuple[list[Row], list[Batch]]:
@@ -90,7 +88,7 @@ class Stream:
             return rows, self.parts(rows)
 
         steps = range(first, self.config.steps)
-        for step in steps[:POOL] if self.repeat else []:
+        for step in steps[:POOL] if self.cuda else []:
             make(step)
         thread = ThreadPoolExecutor(1)
         try:

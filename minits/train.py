@@ -40,6 +40,7 @@ from minits.tokenizer import Tokenizer
 from minits.update import Update, make_optimizer
 from minits.weights import finished_checkpoints, load, write_model
 
+
 class TrainingError(RuntimeError):
     """Training cannot go on; the message says at which step and why."""
 
@@ -59,8 +60,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.update = Update(self.model, self.config, self.optimizer)
-        self.stream = Stream(self.config, self.task, self.tokenizer, self.model,
-                             repeat=self.config.device.startswith("cuda"))
+        self.stream = Stream(self.config, self.task, self.tokenizer, self.model)
 
 
 # -- setting up ----------------------------------------------------------------------------------------------------------
