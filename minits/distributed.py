@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # else it comes with the first model, and its default arguments keep the group: see `leave`
 from torch import Tensor
 
 
@@ -46,6 +47,9 @@ def anyone(flag: bool) -> bool:
 
 
 def leave() -> None:
-    """Parts from the other processes."""
+    """Parts from the other processes. Let go of all that uses the group (DistributedDataParallel) before.
+
+    Gloo's threads end with the last reference to it; one that lets go of a tensor while Python exits aborts the process.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -299,7 +299,7 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
         note("settings " + json.dumps(asdict(config)))
         write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
     finished = train(run, log)
-    distributed.leave()  # the others only take part in the steps, and do not wait for the evaluation
+    run.update.leave()  # the others only take part in the steps, and do not wait for the evaluation
     if not (lead and finished):
         return {"interrupted": not finished, "step": run.step, "run": str(folder)}
     known_set = evaluation_set(run, (1, config.max_ops), config.eval_samples)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,10 @@ from minits import distributed
 from minits.config import TrainConfig
 from minits.graphs import capture
 from minits.thinking import Batch, ThinkingStates
+
+# What newer torch calls the argument, and torch 2.11 (newer torch takes that name, too, and warns of it).
+SYNC_BUFFERS = ("forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+                else "broadcast_buffers")
 
 
 class Update:
@@ -29,8 +34,8 @@ class Update:
         self.model, self.config, self.optimizer = model, config, optimizer
         self.cuda, alone = model.device.type == "cuda", distributed.world() == 1
         self.wrapped = model if alone else DistributedDataParallel(
-            model, device_ids=[model.device.index] if self.cuda else None, broadcast_buffers=False,
-            gradient_as_bucket_view=True)  # the only buffer is a constant; no gradient twice
+            model, device_ids=[model.device.index] if self.cuda else None, gradient_as_bucket_view=True,
+            **{SYNC_BUFFERS: False})  # no gradient twice; the only buffer is a constant
         self.weights = torch.tensor([1.0, config.thought_weight], device=model.device)
         self.stopped = torch.zeros((), device=model.device)
         self.graphs: dict[int, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
@@ -38,6 +43,11 @@ class Update:
         if config.compile:
             for layer in model.decoder_layers:
                 layer.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
+
+    def leave(self) -> None:
+        """Parts from the other processes: no step can follow."""
+        self.wrapped = self.model
+        distributed.leave()
 
     def __call__(self, parts: Sequence[Batch], rate: float) -> Callable[[], list[float]]:
         """One step on the samples in `parts`.
