@@ -40,8 +40,8 @@ class Stream:
         """The samples of POOL steps.
 
         For one sample a row, all are sorted by length and cut into batches, so that rows need little padding. Otherwise
-        every batch gets its share of short and long ones, so that all have about as many tokens (their shapes repeat
-        with less filling up), and no process encodes the others' samples.
+        every batch, and every process, gets its share of short and long ones, so that all have about as many tokens: no
+        process waits for another one, shapes repeat with less filling up. No process encodes the others' samples.
         """
         size, rng = self.config.batch_size, random.Random(f"{self.config.seed}/pool/{pool}")
         samples = [(i, self.example(i)) for i in range(pool * POOL * size, (pool + 1) * POOL * size)]
@@ -51,10 +51,10 @@ class Stream:
             rng.shuffle(cut)
             return [batch[self.own] for batch in cut]
         samples.sort(key=lambda sample: sample[1].size)
-        dealt = [samples[i::POOL] for i in range(POOL)]
+        dealt = [samples[i::POOL][self.own] for i in range(POOL)]
         for each in (dealt, *dealt):
             rng.shuffle(each)
-        return [[self.row(*sample) for sample in batch[self.own]] for batch in dealt]
+        return [[self.row(*sample) for sample in share] for share in dealt]
 
     def example(self, index: int) -> Example:
         """Sample number `index` as the task draws it."""

@@ -374,6 +374,20 @@ def test_the_steps_of_a_pool_have_about_as_many_operations(layout, tmp_path):
     assert all(each != sorted(each) for each in sizes)  # dealt, but not in an order
 
 
+@pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
+def test_processes_share_a_step_about_evenly_and_without_overlap(layout, tmp_path, monkeypatch):
+    alone, shares = begin(tmp_path, layout=layout, batch_size=20, max_ops=40), []
+    for rank in range(2):
+        monkeypatch.setattr(stream.distributed, "world", lambda: 2)
+        monkeypatch.setattr(stream.distributed, "rank", lambda rank=rank: rank)
+        shares.append(stream.Stream(alone.config, alone.task, alone.tokenizer, alone.model))
+    for step in range(POOL + 1):
+        first, second = ([int(row.name.split()[-1]) for row in share.rows(step)] for share in shares)
+        assert sorted(first + second) == sorted(int(row.name.split()[-1]) for row in alone.stream.rows(step))
+        totals = [sum(alone.stream.example(i).size for i in share) for share in (first, second)]
+        assert abs(totals[0] - totals[1]) <= 40
+
+
 def test_learning_rate_is_constant_until_its_decay_begins():
     config = settings(lr=0.4, warmup=4, steps=20, decay=0.5)
     rates = [learning_rate(config, step) for step in range(21)]
