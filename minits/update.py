@@ -41,6 +41,7 @@ class Update:
         self.graphs: dict[int, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
         if config.compile:
+            torch._dynamo.config.optimize_ddp = False  # DDP gains nothing from cutting every layer into three graphs
             for layer in model.decoder_layers:
                 layer.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
 

@@ -494,32 +494,58 @@ def test_two_processes_take_the_steps_of_one(flags, tmp_path):
         torch.testing.assert_close(second[name], first[name], rtol=0, atol=2e-4, msg=lambda m: f"{name}: {m}")
 
 
-LEAVE = """
+GROUP_OF_ONE = """
+from functools import partial
 from pathlib import Path
-from minits import distributed
+import torch
+from minits import distributed, update
 from minits.config import TrainConfig, resolve_train
 from minits.train import set_up, train_step
 
-def threads():
-    return [name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text())]
+def begin(**changes):
+    return set_up(resolve_train(TrainConfig(task="parity", device="cpu", batch_size=2, steps=1, **changes)), Path("none"))
 
-distributed.world = lambda: 2  # so that it joins a group, of one
-run = set_up(resolve_train(TrainConfig(task="parity", device="cpu", batch_size=2, steps=1)), Path("none"))
-train_step(run, run.stream.rows(0))
-assert threads()
-run.update.leave()
-assert not threads(), threads()
+distributed.world = lambda: 2  # so that it joins the group
 """
+
+
+def in_group_of_one(script: str) -> None:
+    """Runs `script` after the lines above, in a process of its own, which says nothing and ends well."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run([sys.executable, "-c", GROUP_OF_ONE + script], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          env=os.environ | alone | {"OMP_NUM_THREADS": "1"})
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks at the process's threads as Linux shows them")
 def test_no_thread_of_the_group_outlives_it():
     """One that lets go of a tensor while Python exits aborts the process: seen in one of some 30 runs under load."""
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = subprocess.run([sys.executable, "-c", LEAVE], cwd=ROOT, capture_output=True, text=True, timeout=120,
-                          env=os.environ | alone | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
+    in_group_of_one("""
+def threads():
+    return [name for task in Path("/proc/self/task").iterdir() if "gloo" in (name := (task / "comm").read_text())]
+
+run = begin()
+train_step(run, run.stream.rows(0))
+assert threads()
+run.update.leave()
+assert not threads(), threads()
+""")
+
+
+def test_compiled_layers_stay_whole_in_a_group():
+    in_group_of_one("""
+graphs, compiled = [], torch.nn.Module.compile
+torch.nn.Module.compile = lambda layer: compiled(layer, backend=lambda graph, inputs: graphs.append(1) or graph.forward)
+update.DistributedDataParallel = partial(update.DistributedDataParallel, bucket_cap_mb=0.01)  # a layer is larger
+run = begin(compile=True)
+batch = run.stream.parts(run.stream.rows(0))[0]
+run.update.wrapped(batch)
+count = len(graphs)
+torch._dynamo.reset()
+run.model(batch)
+assert 0 < count == len(graphs) - count, (count, len(graphs))
+run.update.leave()
+""")
 
 
 def test_a_step_needs_a_sample_for_each_process(tmp_path, monkeypatch):
