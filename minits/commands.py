@@ -366,6 +366,6 @@ def data(config: DataConfig, given: frozenset[str]) -> tuple[dict, int]:
         "ids": row.ids, "thoughts": row.thoughts}
     print(f"over {len(many)} examples of 1 … 100 operations: {figures['tokens_mean']:.0f} tokens and "
           f"{figures['chunks_mean']:.1f} complete chunks a row, {figures['nontrivial_share']:.1%} of thoughts "
-          f"non-trivial, the longest of {figures['thought_tokens_max']} tokens; last thought late in "
+          f"non-trivial, the longest of {figures['thought_tokens_max']} tokens; late thoughts in "
           f"{figures['late_share']:.1%} of rows; {figures['steps_without_target']} steps without a target", flush=True)
     return figures, 0

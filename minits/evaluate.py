@@ -30,7 +30,7 @@ class Report:
     thought_accuracy: float | None  # share of gold chunks whose thought is exactly right; None without thoughts
     thoughts_all_right: float | None  # share of rows with every thought right
     first_wrong: dict | None  # rows with a wrong thought: their number, and the median of chunk and of its share of K
-    late_share: float  # rows whose last thought comes too late for the answer's first value
+    late_share: float  # rows in which a value is due before a state can hold the step that gives it
     stopped_by_length: float
     mean_rounds: float
     mean_nontrivial: float
@@ -144,7 +144,7 @@ def describe(report: Report) -> str:
             f = report.first_wrong
             lines.append(f"first wrong thought: {f['rows']} rows, median chunk {f['median_chunk']:g} "
                          f"({f['median_share']:.0%} of the way)")
-        lines.append(f"late last thoughts: {report.late_share:.1%} of rows")
+        lines.append(f"late thoughts: {report.late_share:.1%} of rows")
     if report.stopped_by_length:
         lines.append(f"stopped by length, not by EOS: {report.stopped_by_length:.1%} of rows")
     return "\n".join(lines)

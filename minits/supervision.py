@@ -38,7 +38,7 @@ class Example:
     prompt: str
     steps: tuple[Step, ...]
     answer: str
-    value_at: int = 0  # character of the answer where its first value starts (what a late thought comes too late for)
+    values: tuple[tuple[int, int], ...] = ()  # of the answer: the character where one starts, and which step gives it
     size: int = 0  # the task's measure of length (operations), for buckets in evaluation
 
 
@@ -50,7 +50,7 @@ class Row:
     prompt_length: int  # tokens
     thoughts: list[list[int]]  # one for each chunk that is complete once all but the last token are read; incl. EOS
     without_target: int = 0  # steps in a chunk that never completes: they cannot be trained
-    late: bool = False  # the last thought's state cannot reach the prediction of the answer's first value
+    late: bool = False  # a value of the answer is due before the state can hold the step that gives it
     name: str = ""
 
 
@@ -77,8 +77,8 @@ def render_marked(prompt: str, steps: Sequence[Step], marker: str = MARKER) -> s
     return prompt
 
 
-def steps_to_tokens(offsets: Sequence[tuple[int, int]], steps: Sequence[Step]) -> list[list[str]]:
-    """The step texts, each with its leading space, that belong to each token, given the tokens' (start, end) characters.
+def steps_to_tokens(offsets: Sequence[tuple[int, int]], steps: Sequence[Step]) -> list[tuple[int, str]]:
+    """For each step the token it belongs to and its text with a leading space, given the tokens' (start, end) characters.
 
     A step belongs to the token that holds the character before its marker (a marker at character 0: to token 0).
     Steps at one place go to consecutive tokens from there; those past the last token are joined there with a
@@ -87,7 +87,7 @@ def steps_to_tokens(offsets: Sequence[tuple[int, int]], steps: Sequence[Step]) -
     if not offsets:
         raise ValueError("the prompt has no tokens, so its steps have no place; give a prompt with text.")
     starts = [start for start, _ in offsets]
-    tokens: list[list[str]] = [[] for _ in offsets]
+    homes: list[tuple[int, str]] = []
     previous, spill = -1, 0
     for step in steps:
         if step.position < max(previous, 0):
@@ -101,11 +101,19 @@ def steps_to_tokens(offsets: Sequence[tuple[int, int]], steps: Sequence[Step]) -
         # The last token that starts before the marker; where several share the character (parts of one multi-byte
         # character), that is the one after which it is wholly read.
         home = max(bisect_left(starts, step.position) - 1, 0) + spill
-        if home < len(tokens):
-            tokens[home].append(" " + step.text)
+        if home < len(offsets):
+            homes.append((home, " " + step.text))
         else:
-            tokens[-1].append(OVERFLOW_SEPARATOR + " " + step.text)
-    return tokens
+            homes.append((len(offsets) - 1, OVERFLOW_SEPARATOR + " " + step.text))
+    return homes
+
+
+def known_from(chunk: int, place: int, length: int, c: int) -> int:
+    """The first position that can know the token at `place` of a thought of `length` tokens said after chunk `chunk`.
+
+    C is causal and the state is its last c outputs: no vector of it holds tokens that come after its own.
+    """
+    return (chunk + 1) * c + max(place - max(length - c, 0), 0)
 
 
 def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfig, *, max_thought_tokens: int = 64,
@@ -124,24 +132,23 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
     c = config.chunk_size
     complete = (len(ids) - 1) // c  # the last token is never read
     thoughts: list[list[int]] = [[] for _ in range(-(-len(ids) // c))]
-    without_target = 0
-    last = None  # the chunk of the last step
-    for t, texts in enumerate(steps_to_tokens(offsets, example.steps)):
-        for text in texts:
-            thoughts[t // c] += tokenizer.encode(text)
-        if texts:
-            last = t // c
-            without_target += len(texts) if last >= complete else 0
+    ends = {}  # of each step: its chunk, and the place of its last token in that chunk's thought
+    for step, (t, text) in sorted(enumerate(steps_to_tokens(offsets, example.steps)), key=lambda item: item[1][0]):
+        thoughts[t // c] += tokenizer.encode(text)
+        ends[step] = t // c, len(thoughts[t // c]) - 1
     for k, thought in enumerate(thoughts):
         if len(thought) > max_thought_tokens:
             raise ValueError(f"{name or 'row'}: the gold thought of chunk {k} has {len(thought)} tokens, more than "
                              f"max_thought_tokens = {max_thought_tokens}. Raise it, or use smaller chunks.")
-    thoughts = [[*thought, config.thought_end] for thought in thoughts[:complete]]
-    # The token that holds the first value's first character (one further on, for the space before the answer) is
-    # predicted at position prompt + value - 1; the last state enters with chunk last + 1.
-    value = bisect_right([start for start, _ in answer_offsets], example.value_at + 1) - 1
-    late = last is not None and (last + 1) * c > len(prompt) + value - 1
-    return Row(ids, len(prompt), thoughts, without_target, late, name)
+    thoughts = [[*thought, config.thought_end] for thought in thoughts]
+    starts, late = [start for start, _ in answer_offsets], False
+    for character, step in example.values:
+        chunk, place = ends[step]
+        # A space stands before the answer, and the token before a value predicts it.
+        predicted_at = len(prompt) + bisect_right(starts, character + 1) - 2
+        late |= known_from(chunk, place, len(thoughts[chunk]), c) > predicted_at
+    without_target = sum(chunk >= complete for chunk, _ in ends.values())
+    return Row(ids, len(prompt), thoughts[:complete], without_target, late, name)
 
 
 class Exact:

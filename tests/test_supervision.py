@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from minits.generation import generate
-from minits.supervision import (MARKER, METHODS, OVERFLOW_SEPARATOR, Example, Step, encode_example, parse_marked,
-                                render_marked, steps_to_tokens)
+from minits.supervision import (MARKER, METHODS, OVERFLOW_SEPARATOR, Example, Row, Step, encode_example,
+                                parse_marked, render_marked, steps_to_tokens)
 from minits.tasks import TASKS, draw_example, make_task
 from minits.thinking import ThinkingConfig
 from minits.tiny import tiny_tokenizer
@@ -108,32 +108,32 @@ LETTERS = [(0, 1), (1, 2), (2, 3), (3, 4)]  # a prompt of four letters, each a t
 
 
 def test_a_step_belongs_to_the_token_before_its_marker():
-    assert steps_to_tokens(LETTERS, [Step(2, "x")]) == [[], [" x"], [], []]
+    assert steps_to_tokens(LETTERS, [Step(2, "x")]) == [(1, " x")]
 
 
 def test_a_marker_inside_a_token_belongs_to_that_token():
-    assert steps_to_tokens([(0, 3), (3, 6)], [Step(4, "x")]) == [[], [" x"]]
+    assert steps_to_tokens([(0, 3), (3, 6)], [Step(4, "x")]) == [(1, " x")]
 
 
 def test_a_marker_at_character_0_belongs_to_token_0():
-    assert steps_to_tokens(LETTERS, [Step(0, "x")]) == [[" x"], [], [], []]
+    assert steps_to_tokens(LETTERS, [Step(0, "x")]) == [(0, " x")]
 
 
 def test_markers_at_one_place_go_to_consecutive_tokens():
-    assert steps_to_tokens(LETTERS, [Step(2, "x"), Step(2, "y"), Step(2, "z")]) == [[], [" x"], [" y"], [" z"]]
+    assert steps_to_tokens(LETTERS, [Step(2, "x"), Step(2, "y"), Step(2, "z")]) == [(1, " x"), (2, " y"), (3, " z")]
 
 
 def test_steps_that_come_to_share_a_token_keep_their_order():
-    assert steps_to_tokens(LETTERS, [Step(1, "x"), Step(1, "y"), Step(2, "z")]) == [[" x"], [" y", " z"], [], []]
+    assert steps_to_tokens(LETTERS, [Step(1, "x"), Step(1, "y"), Step(2, "z")]) == [(0, " x"), (1, " y"), (1, " z")]
 
 
 def test_steps_left_over_at_the_end_are_joined_there_with_the_separator():
     steps = [Step(4, "x"), Step(4, "y"), Step(4, "z")]
-    assert steps_to_tokens(LETTERS, steps) == [[], [], [], [" x", f"{OVERFLOW_SEPARATOR} y", f"{OVERFLOW_SEPARATOR} z"]]
+    assert steps_to_tokens(LETTERS, steps) == [(3, " x"), (3, f"{OVERFLOW_SEPARATOR} y"), (3, f"{OVERFLOW_SEPARATOR} z")]
 
 
 def test_a_step_after_a_character_of_several_tokens_waits_for_the_last_of_them():
-    assert steps_to_tokens([(0, 1), (0, 1), (0, 1), (1, 2)], [Step(1, "x")]) == [[], [], [" x"], []]
+    assert steps_to_tokens([(0, 1), (0, 1), (0, 1), (1, 2)], [Step(1, "x")]) == [(2, " x")]
 
 
 @pytest.mark.parametrize("positions", [[3, 2], [0, 4, 1], [-1]])
@@ -194,7 +194,7 @@ def test_characters_that_normalisation_joins_do_not_move_a_step(tokenizer, noise
     """The step stands after "yes": the tokens up to its own are the text up to there, in normal form."""
     prompt, (step,) = parse_marked(noise + "yes<T> no", ["x"])
     _, offsets = tokenizer.encode_with_offsets(prompt)
-    (home,) = [t for t, texts in enumerate(steps_to_tokens(offsets, [step])) if texts]
+    ((home, _),) = steps_to_tokens(offsets, [step])
     assert tokenizer.decode(tokenizer.encode(prompt)[:home + 1]) == unicodedata.normalize("NFC", noise + "yes")
 
 
@@ -264,34 +264,38 @@ def test_baselines_have_no_thoughts_and_only_a_chain_of_thought_shows_steps(toke
 # -- late thoughts -----------------------------------------------------------------------------------------------------
 
 
-def is_late(offsets: list[tuple[int, int]], value_at: int, prompt_length: int, last_chunk: int | None, c: int) -> bool:
-    """By the definition: no position up to the one that predicts the first value token reads the state of the last
-    non-trivial thought, which its next chunk does first. `offsets`: of the answer with its leading space."""
-    if last_chunk is None:
-        return False
-    first_value = next(t for t, (_, end) in enumerate(offsets) if end > value_at + 1)
-    predicts = prompt_length + first_value - 1
-    return not any(position // c > last_chunk for position in range(predicts + 1))
+def is_late(example: Example, row: Row, offsets: list[tuple[int, int]], homes: list[int], thoughts: list[list[str]],
+            c: int) -> bool:
+    """By the definition: up to the position that predicts a value no position's state, nor one before it, has read the
+    whole step that gives it. `offsets`: of the answer with its leading space; `thoughts`: of every chunk, as tokens."""
+    for character, step in example.values:
+        value = next(t for t, (_, end) in enumerate(offsets) if end > character + 1)
+        chunk, text = homes[step] // c, example.steps[step].text
+        thought = "".join(thoughts[chunk])
+        whole = thought[:thought.index(text) + len(text)]
+        end = next(t for t in range(len(thought)) if len("".join(thoughts[chunk][:t + 1])) >= len(whole))
+        length = len(thoughts[chunk]) + 1  # with EOS
+        state = range(max(length, c))[-c:]  # the last token that each vector has read
+        reads = [q for q in range(row.prompt_length + value) if q // c == chunk + 1 and state[q % c] >= end]
+        if not reads:
+            return True
+    return False
 
 
 @given(example=examples(), opening=st.text(alphabet="opening ", min_size=1, max_size=12).filter(lambda t: t[-1] != " "),
-       value=st.text(alphabet="0123456789", min_size=1, max_size=3), c=st.integers(1, 12))
-def test_late_is_what_the_definition_says(tokenizer, example, opening, value, c):
-    whole = Example(example.prompt, example.steps, opening + value, value_at=len(opening))
+       c=st.integers(1, 12), data=st.data())
+def test_late_is_what_the_definition_says(tokenizer, example, opening, c, data):
+    answer, values = opening, []
+    for step in range(len(example.steps)):
+        if data.draw(st.booleans()):
+            values.append((len(answer), step))
+            answer += data.draw(st.sampled_from(["7", "42", "1,"]))
+    whole = Example(example.prompt, example.steps, answer, tuple(values))
     row = encode_example(whole, tokenizer, chunks_of(c))
     _, offsets = tokenizer.encode_with_offsets(" " + whole.answer)
-    homes = [min(home, row.prompt_length - 1) // c for home in token_of_each_step(whole)]
-    assert row.late == is_late(offsets, whole.value_at, row.prompt_length, max(homes, default=None), c)
-
-
-@given(prompt_length=st.integers(1, 12), opening=st.sampled_from(["", "is ", "it is "]), c=st.integers(1, 12))
-def test_late_counts_the_space_before_a_value_as_its_own_token_where_it_is_one(tokenizer, prompt_length, opening, c):
-    """So it is for digits in Qwen2.5's tokenizer: " 72" is a space, 7 and 2."""
-    prompt = "p" * prompt_length
-    row = encode_example(Example(prompt, (Step(prompt_length, "x"),), opening + "72", value_at=len(opening)),
-                         tokenizer, chunks_of(c))
-    _, offsets = tokenizer.encode_with_offsets(f" {opening}72")
-    assert row.late == is_late(offsets, len(opening), prompt_length, (prompt_length - 1) // c, c)
+    homes = [min(home, row.prompt_length - 1) for home in token_of_each_step(whole)]
+    thoughts = [[*text] for text in text_of_each_chunk(whole, c)]
+    assert row.late == is_late(whole, row, offsets, homes, thoughts, c)
 
 
 @given(name=st.sampled_from(sorted(TASKS)), index=st.integers(0, 200), operations=st.integers(0, 12),
@@ -304,16 +308,26 @@ def test_late_is_what_the_definition_says_for_the_tasks(name, index, operations,
     _, offsets = tokenizer.encode_with_offsets(" " + example.answer)
     homes = [t for t, (start, end) in enumerate(prompt_offsets) for step in example.steps
              if start < step.position <= end]
-    last = max(homes, default=None)
     assert len(homes) == len(example.steps)
-    assert row.late == is_late(offsets, example.value_at, row.prompt_length, None if last is None else last // c, c)
+    thoughts = [[] for _ in range(row.prompt_length)]
+    for home, step in zip(homes, example.steps):
+        thoughts[home // c] += [tokenizer.decode([i]) for i in tokenizer.encode(" " + step.text)]
+    assert row.late == is_late(example, row, offsets, homes, thoughts, c)
+
+
+@pytest.mark.parametrize("c, late", [(2, False), (3, True), (4, True)])
+def test_a_value_due_before_its_place_in_the_state_is_late(tokenizer, c, late):
+    """The thought is a space, 7 and EOS, and the space before the answer predicts its 7. That space reads the state's
+    first vector: with c = 2 that of the 7 (then EOS), otherwise that of the thought's space."""
+    row = encode_example(Example("a" * c, (Step(c, "7"),), "7", ((0, 0),)), tokenizer, chunks_of(c))
+    assert row.late == late
 
 
 def test_a_thought_that_only_the_answers_first_words_complete_is_in_time(tokenizer):
-    """"abc is" fills a chunk of 6; the state enters at token 6, which is "=", and that predicts the value."""
-    row = encode_example(Example("abc", (Step(3, "x"),), "is=7", value_at=3), tokenizer, chunks_of(6))
+    """"abc is" fills a chunk of 6; the x enters with the second token after it, "=", and that predicts the value."""
+    row = encode_example(Example("abc", (Step(3, "x"),), "is:=7", ((4, 0),)), tokenizer, chunks_of(6))
     assert not row.late
-    row = encode_example(Example("abc", (Step(3, "x"),), "is=7", value_at=3), tokenizer, chunks_of(7))
+    row = encode_example(Example("abc", (Step(3, "x"),), "is:=7", ((4, 0),)), tokenizer, chunks_of(7))
     assert row.late
 
 

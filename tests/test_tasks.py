@@ -106,11 +106,18 @@ def test_the_number_of_operations_is_what_was_asked(seed, count):
 
 
 @given(seed=seeds, count=operations, name=st.sampled_from(sorted(TASKS)))
-def test_value_at_is_where_the_answer_leaves_its_opening_words(seed, count, name):
+def test_the_answers_values_are_those_of_the_steps_that_give_them(seed, count, name):
     example = draw(make_task(name), seed, count)
     assert example.answer.startswith(make_task(name).opening)
-    first = {"parity": r"heads|tails", "vars": r"\d"}[name]
-    assert example.value_at == re.search(first, example.answer).start()
+    for character, step in example.values:
+        value = re.match(r"heads|tails|\d+", example.answer[character:])[0]
+        assert example.steps[step].text in (value, f"{example.answer[character - 2]}={value}")
+    if name == "parity":
+        assert [step for _, step in example.values] == [count]
+    else:
+        changed = [step.text[0] for step in example.steps]
+        assert [(example.answer[at - 2], step) for at, step in example.values] == [
+            (variable, count - 1 - changed[::-1].index(variable)) for variable in "abc" if variable in changed]
 
 
 # -- exact text --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from strategies import Shape, biases, build, prompts, shapes, steer, training_ro
 
 from minits.generation import generate_ids
 from minits.prefill import prefill_sequential
-from minits.supervision import Row, collate
+from minits.supervision import Row, collate, known_from
 
 
 @torch.no_grad()
@@ -107,6 +107,19 @@ def test_the_state_is_the_last_c_outputs_of_c_over_the_padded_thought(n):
     x = model.backbone.model.embed_tokens(torch.tensor([padded]))
     out = model.compression_block(x, model.backbone.frame(torch.arange(len(padded))[None]))[0]
     torch.testing.assert_close(state, out[-5:], rtol=0, atol=1e-12)
+
+
+@given(st.data())
+def test_a_position_knows_a_token_of_a_thought_from_its_place_in_the_state_on(data):
+    c, n = data.draw(st.integers(1, 6)), data.draw(st.integers(2, 9))
+    place = data.draw(st.integers(0, n - 2))
+    changed = [3] * (n - 1) + [0]
+    changed[place] = 4
+    model = build(Shape(chunk_size=c))
+    before, after = (forced(model, [Row([3] * (3 * c + 1), 3 * c, [thought, [0], [0]])])[1][0]
+                     for thought in ([3] * (n - 1) + [0], changed))
+    differs = (before - after).abs().amax(-1) > 1e-12
+    assert int(differs.nonzero()[0]) == known_from(0, place, n, c)
 
 
 @given(st.data())

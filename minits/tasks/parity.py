@@ -28,4 +28,5 @@ class Parity:
             side ^= flip
             text += f" {PEOPLE[i % 2]} {ACTIONS[flip]} the coin."
             steps.append(Step(len(text), SIDES[side]))
-        return Example(text, tuple(steps), f"{self.opening} {SIDES[side]}.", len(self.opening) + 1, operations)
+        values = ((len(self.opening) + 1, operations),)  # the side, which the last step gives
+        return Example(text, tuple(steps), f"{self.opening} {SIDES[side]}.", values, operations)

@@ -27,8 +27,8 @@ class Vars:
         names = ascii_lowercase[:self.variables]
         values = {name: rng.randrange(self.modulus) for name in names}
         text = "Track the variables values: " + "; ".join(f"{name}={value}" for name, value in values.items())
-        steps = []
-        for _ in range(operations):
+        steps, latest = [], {}  # latest: of each updated variable, the last step
+        for i in range(operations):
             target = rng.choice(names)
             others = [name for name in names if name != target]
             if others and rng.randrange(2):
@@ -39,5 +39,11 @@ class Vars:
                 values[target] = (values[target] + term) % self.modulus
             text += f" {target}={target}+{term}"
             steps.append(Step(len(text), f"{target}={values[target]}"))
-        answer = f"{self.opening} " + " ".join(f"{name}={value}" for name, value in values.items())
-        return Example(text, tuple(steps), answer, len(self.opening) + 3, operations)
+            latest[target] = i
+        answer, places = self.opening, []
+        for name, value in values.items():
+            answer += f" {name}="
+            if name in latest:
+                places.append((len(answer), latest[name]))
+            answer += str(value)
+        return Example(text, tuple(steps), answer, tuple(places), operations)
