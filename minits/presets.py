@@ -52,6 +52,10 @@ def make_presets() -> dict[str, Preset]:
         "Vars, two variables modulo 5, N = 20: Thinking States, dense", small | {"layout": "pack"})
     found["tiny/vars2-20-window"] = Preset("the same, window 16", small | {"layout": "pack", "window": 16})
     found["tiny/vars2-20-long-rows"] = Preset("the same, dense, + long-rows", small | ADDITIONS["long-rows"])
+    for c in (3, 4, 6):
+        found[f"tiny/vars2-20-chunks-of-{c}"] = Preset(
+            f"the same + long-rows, batches of 96, chunks of {c}",
+            small | ADDITIONS["long-rows"] | {"chunk_size": c, "steps": 1000, "batch_size": 96})
     names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in PAPER.items():
