@@ -55,9 +55,9 @@ def make_presets() -> dict[str, Preset]:
     small |= {"steps": 1000, "batch_size": 96} | ADDITIONS["long-rows"]
     for N, c in ((20, 3), (20, 4), (20, 6), (10, 3)):
         found[f"tiny/vars2-{N}-chunks-of-{c}"] = Preset(
-            f"the same + long-rows, batches of 96, N = {N}, chunks of {c}", small | {"max_ops": N, "chunk_size": c})
+            f"the same, dense, + long-rows, batches of 96, N = {N}, chunks of {c}", small | {"max_ops": N, "chunk_size": c})
     found["tiny/vars2-20-chunks-of-3-pack"] = Preset(
-        "the same, without long-rows, N = 20, chunks of 3", small | {"chunk_size": 3, "layout": "pack"})
+        "the same, dense, batches of 96, N = 20, chunks of 3", small | {"chunk_size": 3, "layout": "pack"})
     names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in PAPER.items():
