@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # else it comes with the first model, and its default arguments keep the group: see `leave`
 from torch import Tensor
 
 
@@ -31,6 +30,7 @@ def join(device: str) -> None:
     They wait for one another up to two hours, for the first one evaluates and saves while the others wait.
     """
     if world() > 1 and not dist.is_initialized():
+        import torch.distributed.nn  # before the group is there, for its default arguments would keep it: see `leave`
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=timedelta(hours=2))
 
 
@@ -49,7 +49,8 @@ def anyone(flag: bool) -> bool:
 def leave() -> None:
     """Parts from the other processes. Let go of all that uses the group (DistributedDataParallel) before.
 
-    Gloo's threads end with the last reference to it; one that lets go of a tensor while Python exits aborts the process.
+    Gloo's threads end with the last reference to the group; a thread that lets go of a tensor while Python exits aborts
+    the process.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

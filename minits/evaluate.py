@@ -30,7 +30,7 @@ class Report:
     thought_accuracy: float | None  # share of gold chunks whose thought is exactly right; None without thoughts
     thoughts_all_right: float | None  # share of rows with every thought right
     first_wrong: dict | None  # rows with a wrong thought: their number, and the median of chunk and of its share of K
-    late_share: float  # rows in which a value is due before a state can hold the step that gives it
+    late_share: float  # rows in which a value begins before a state can hold all of the step that gives it
     stopped_by_length: float
     mean_rounds: float
     mean_nontrivial: float

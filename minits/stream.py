@@ -24,7 +24,6 @@ class Stream:
     def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates) -> None:
         self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
         self.positions = model.backbone.config.max_position_embeddings
-        self.own = slice(distributed.rank(), None, distributed.world())
         self.cuda, least = config.device.startswith("cuda"), int(config.method == "thinking")
         self.sizes = Roomy(least) if self.cuda else Exact(least)  # graphs and compiled layers need shapes that repeat
         self.pools: dict[int, list[list[Row]]] = {}  # the current one
@@ -40,8 +39,8 @@ class Stream:
         """The samples of POOL steps.
 
         For one sample a row, all are sorted by length and cut into batches, so that rows need little padding. Otherwise
-        every batch, and every process, gets its share of short and long ones, so that all have about as many tokens: no
-        process waits for another one, shapes repeat with less filling up. No process encodes the others' samples.
+        every batch gets its share of short and long ones, so that all have about as many tokens (their shapes repeat
+        with less filling up), and no process encodes the others' samples.
         """
         size, rng = self.config.batch_size, random.Random(f"{self.config.seed}/pool/{pool}")
         samples = [(i, self.example(i)) for i in range(pool * POOL * size, (pool + 1) * POOL * size)]
@@ -49,12 +48,22 @@ class Stream:
             rows = sorted((self.row(*sample) for sample in samples), key=lambda row: len(row.ids))
             cut = [rows[i:i + size] for i in range(0, len(rows), size)]
             rng.shuffle(cut)
-            return [batch[self.own] for batch in cut]
+            return [self.own(batch) for batch in cut]
         samples.sort(key=lambda sample: sample[1].size)
-        dealt = [samples[i::POOL][self.own] for i in range(POOL)]
+        dealt = [self.own(samples[i::POOL]) for i in range(POOL)]
         for each in (dealt, *dealt):
             rng.shuffle(each)
         return [[self.row(*sample) for sample in share] for share in dealt]
+
+    @staticmethod
+    def own(samples: list) -> list:
+        """This process's part of `samples`, which come by size and are dealt back and forth.
+
+        So all processes get about as many tokens, and wait little for one another.
+        """
+        rank, world = distributed.rank(), distributed.world()
+        return [sample for i, sample in enumerate(samples)
+                if rank == (world - 1 - i % world if i // world % 2 else i % world)]
 
     def example(self, index: int) -> Example:
         """Sample number `index` as the task draws it."""

@@ -7,7 +7,7 @@ plain text say which token that is. So the ids are those of the plain text, alwa
 """
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Row:
     prompt_length: int  # tokens
     thoughts: list[list[int]]  # one for each chunk that is complete once all but the last token are read; incl. EOS
     without_target: int = 0  # steps in a chunk that never completes: they cannot be trained
-    late: bool = False  # a value of the answer is due before the state can hold the step that gives it
+    late: bool = False  # a value of the answer begins before a state can hold all of the step that gives it
     name: str = ""
 
 
@@ -109,9 +109,10 @@ def steps_to_tokens(offsets: Sequence[tuple[int, int]], steps: Sequence[Step]) -
 
 
 def known_from(chunk: int, place: int, length: int, c: int) -> int:
-    """The first position that can know the token at `place` of a thought of `length` tokens said after chunk `chunk`.
+    """The first position that can know token number `place` (from 0) of a thought after chunk number `chunk`.
 
-    C is causal and the state is its last c outputs: no vector of it holds tokens that come after its own.
+    `length`: of the thought, EOS included. C is causal and the state is its last c outputs, so no vector of it holds
+    tokens that come after its own.
     """
     return (chunk + 1) * c + max(place - max(length - c, 0), 0)
 
@@ -120,7 +121,7 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
                    method: str = "thinking", name: str = "") -> Row:
     """Ids and thought targets of `example` for one of the `METHODS`.
 
-    Raises ValueError, naming the row, for a gold thought longer than `max_thought_tokens`.
+    Raises ValueError, naming the row, for a gold thought longer than `max_thought_tokens` or a value without its step.
     """
     prompt, offsets = tokenizer.encode_with_offsets(example.prompt)
     answer, answer_offsets = tokenizer.encode_with_offsets(" " + example.answer)
@@ -141,11 +142,13 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
             raise ValueError(f"{name or 'row'}: the gold thought of chunk {k} has {len(thought)} tokens, more than "
                              f"max_thought_tokens = {max_thought_tokens}. Raise it, or use smaller chunks.")
     thoughts = [[*thought, config.thought_end] for thought in thoughts]
-    starts, late = [start for start, _ in answer_offsets], False
+    late = False
     for character, step in example.values:
+        if step not in ends:
+            raise ValueError(f"{name or 'row'}: a value of the answer names step {step}; there are {len(ends)}, from 0 on.")
         chunk, place = ends[step]
         # A space stands before the answer, and the token before a value predicts it.
-        predicted_at = len(prompt) + bisect_right(starts, character + 1) - 2
+        predicted_at = len(prompt) + next(t for t, (_, end) in enumerate(answer_offsets) if end > character + 1) - 1
         late |= known_from(chunk, place, len(thoughts[chunk]), c) > predicted_at
     without_target = sum(chunk >= complete for chunk, _ in ends.values())
     return Row(ids, len(prompt), thoughts[:complete], without_target, late, name)

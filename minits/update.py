@@ -18,7 +18,7 @@ from minits.config import TrainConfig
 from minits.graphs import capture
 from minits.thinking import Batch, ThinkingStates
 
-# What newer torch calls the argument, and torch 2.11 (newer torch takes that name, too, and warns of it).
+# torch 2.11 calls this argument `broadcast_buffers`; newer torch still takes that name, but warns.
 SYNC_BUFFERS = ("forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
                 else "broadcast_buffers")
 
@@ -41,7 +41,8 @@ class Update:
         self.graphs: dict[int, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
         if config.compile:
-            torch._dynamo.config.optimize_ddp = False  # DDP gains nothing from cutting every layer into three graphs
+            if not alone:  # else each layer of 0.5B becomes three graphs, for which DDP has no use
+                torch._dynamo.config.optimize_ddp = False
             for layer in model.decoder_layers:
                 layer.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
 

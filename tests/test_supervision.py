@@ -272,7 +272,7 @@ def is_late(example: Example, row: Row, offsets: list[tuple[int, int]], homes: l
         value = next(t for t, (_, end) in enumerate(offsets) if end > character + 1)
         chunk, text = homes[step] // c, example.steps[step].text
         thought = "".join(thoughts[chunk])
-        whole = thought[:thought.index(text) + len(text)]
+        whole = thought[:thought.rindex(text) + len(text)]  # the last of several steps with one text gives the value
         end = next(t for t in range(len(thought)) if len("".join(thoughts[chunk][:t + 1])) >= len(whole))
         length = len(thoughts[chunk]) + 1  # with EOS
         state = range(max(length, c))[-c:]  # the last token that each vector has read
@@ -300,6 +300,7 @@ def test_late_is_what_the_definition_says(tokenizer, example, opening, c, data):
 
 @given(name=st.sampled_from(sorted(TASKS)), index=st.integers(0, 200), operations=st.integers(0, 12),
        c=st.integers(1, 16))
+@example(name="vars", index=11, operations=9, c=11)  # one chunk ends in b=6 b=6
 def test_late_is_what_the_definition_says_for_the_tasks(name, index, operations, c):
     tokenizer = tiny_tokenizer()
     example = draw_example(make_task(name), seed=0, split="train", index=index, operations=(operations, operations))
@@ -329,6 +330,11 @@ def test_a_thought_that_only_the_answers_first_words_complete_is_in_time(tokeniz
     assert not row.late
     row = encode_example(Example("abc", (Step(3, "x"),), "is:=7", ((4, 0),)), tokenizer, chunks_of(7))
     assert row.late
+
+
+def test_a_value_without_its_step_is_an_error_that_names_both(tokenizer):
+    with pytest.raises(ValueError, match="row 3: .*names step 1; there are 1"):
+        encode_example(Example("abc", (Step(3, "x"),), "7", ((0, 1),)), tokenizer, chunks_of(6), name="row 3")
 
 
 def test_a_row_without_steps_is_never_late(tokenizer):
