@@ -273,7 +273,7 @@ def is_late(example: Example, row: Row, offsets: list[tuple[int, int]], homes: l
         chunk, text = homes[step] // c, example.steps[step].text
         thought = "".join(thoughts[chunk])
         whole = thought[:thought.rindex(text) + len(text)]  # the last of several steps with one text gives the value
-        end = next(t for t in range(len(thought)) if len("".join(thoughts[chunk][:t + 1])) >= len(whole))
+        end = next(t for t in range(len(thoughts[chunk])) if len("".join(thoughts[chunk][:t + 1])) >= len(whole))
         length = len(thoughts[chunk]) + 1  # with EOS
         state = range(max(length, c))[-c:]  # the last token that each vector has read
         reads = [q for q in range(row.prompt_length + value) if q // c == chunk + 1 and state[q % c] >= end]
@@ -296,6 +296,16 @@ def test_late_is_what_the_definition_says(tokenizer, example, opening, c, data):
     homes = [min(home, row.prompt_length - 1) for home in token_of_each_step(whole)]
     thoughts = [[*text] for text in text_of_each_chunk(whole, c)]
     assert row.late == is_late(whole, row, offsets, homes, thoughts, c)
+
+
+@given(prompt_length=st.integers(1, 12), opening=st.sampled_from(["", "is ", "it is "]), c=st.integers(1, 12))
+def test_late_counts_the_space_before_a_value_as_its_own_token_where_it_is_one(tokenizer, prompt_length, opening, c):
+    """So it is for digits in Qwen2.5's tokenizer: " 72" is a space, 7 and 2."""
+    whole = Example("p" * prompt_length, (Step(prompt_length, "x"),), opening + "72", ((len(opening), 0),))
+    row = encode_example(whole, tokenizer, chunks_of(c))
+    _, offsets = tokenizer.encode_with_offsets(f" {opening}72")
+    thoughts = [[*text] for text in text_of_each_chunk(whole, c)]
+    assert row.late == is_late(whole, row, offsets, [prompt_length - 1], thoughts, c)
 
 
 @given(name=st.sampled_from(sorted(TASKS)), index=st.integers(0, 200), operations=st.integers(0, 12),
