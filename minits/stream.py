@@ -2,10 +2,10 @@
 from __future__ import annotations
 
 import random
-import sys
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from multiprocessing import Pipe, get_context
 
 import torch
 
@@ -16,21 +16,20 @@ from minits.tasks import Task, draw_example
 from minits.thinking import Batch, ThinkingStates
 from minits.tokenizer import Tokenizer
 
-POOL = 8  # steps whose samples are drawn together; made ahead, too
-# Seconds that a thread may keep Python's lock from another. With Python's own 0.005 a step's operations, each of which
-# gives the lock away, waited for the thread that makes batches: 274 us an operation instead of 23, and 0.7 s in every
-# 1.6 s lost on two H200s.
-LOCK_SHARE = 1e-4
+POOL = 8  # steps whose samples are drawn together
 
 
 class Stream:
-    """This process's share of the samples of every step. One thread at a time may use it."""
+    """This process's share of the samples of every step."""
 
     def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates) -> None:
         self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
         self.positions = model.backbone.config.max_position_embeddings
         self.cuda, least = config.device.startswith("cuda"), int(config.method == "thinking")
         self.sizes = Roomy(least) if self.cuda else Exact(least)  # graphs and compiled layers need shapes that repeat
+        # On CUDA another process draws samples ahead. A thread would take Python's lock from the launches: of every 8 steps
+        # of 0.26 s on each of two H200s 1 s was lost.
+        self.elsewhere = self.cuda
         self.pools: dict[int, list[list[Row]]] = {}  # the current one
 
     def rows(self, step: int) -> list[Row]:
@@ -92,26 +91,51 @@ class Stream:
         return [part.map(torch.Tensor.pin_memory) for part in parts] if self.cuda else parts
 
     def ahead(self, first: int) -> Iterator[tuple[list[Row], list[Batch]]]:
-        """Samples and batches of the steps from `first` to the last, made by another thread up to POOL steps ahead.
+        """Samples and batches of the steps from `first` to the last.
 
         On CUDA, where shapes are to repeat, the first ones are made once before: the sizes then have grown before the first
         step, whose graph or compiled layers serve the later ones too.
         """
-        def make(step: int) -> tuple[list[Row], list[Batch]]:
-            rows = self.rows(step)
-            return rows, self.parts(rows)
+        numbers, last = range(first // POOL, -(-self.config.steps // POOL)), self.config.steps
+        with closing((self.drawn_elsewhere if self.elsewhere else self.drawn)(numbers)) as pools:
+            for number, pool in zip(numbers, pools):
+                if self.cuda and number == numbers[0]:
+                    for rows in pool:
+                        self.parts(rows)
+                for rows in pool[max(first - number * POOL, 0):last - number * POOL]:
+                    yield rows, self.parts(rows)
 
-        steps = range(first, self.config.steps)
-        for step in steps[:POOL] if self.cuda else []:
-            make(step)
-        thread, before = ThreadPoolExecutor(1), sys.getswitchinterval()
-        sys.setswitchinterval(LOCK_SHARE)
+    def drawn(self, numbers: Iterable[int]) -> Iterator[list[list[Row]]]:
+        """The pools of these `numbers`, each when it is asked for."""
+        yield from map(self.draw_pool, numbers)
+
+    def drawn_elsewhere(self, numbers: Iterable[int]) -> Iterator[list[list[Row]]]:
+        """The same, drawn by another process, which is one pool ahead: it waits in `send` until a pool is taken."""
+        ours, theirs = Pipe(duplex=False)
+
+        def draw() -> None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
+            ours.close()  # so that `send` fails once the training is gone
+            try:
+                for pool in self.drawn(numbers):
+                    theirs.send(pool)
+            except ValueError as error:
+                theirs.send(error)
+            except BrokenPipeError:
+                pass
+
+        process = get_context("fork").Process(target=draw, daemon=True)
+        process.start()
+        theirs.close()
         try:
-            waiting = deque(thread.submit(make, step) for step in steps[:POOL])
-            for step in steps:
-                yield waiting.popleft().result()
-                if step + POOL < steps.stop:
-                    waiting.append(thread.submit(make, step + POOL))
+            for _ in numbers:
+                pool = ours.recv()
+                if isinstance(pool, ValueError):
+                    raise pool
+                yield pool
+        except EOFError as error:
+            process.join()
+            raise RuntimeError(f"the process that draws samples ended early (exit code {process.exitcode}).") from error
         finally:
-            sys.setswitchinterval(before)
-            thread.shutdown(cancel_futures=True)
+            process.kill()
+            process.join()

@@ -8,7 +8,9 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from math import isfinite
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -358,6 +360,32 @@ def test_training_rows_are_a_function_of_seed_and_step(tmp_path):
     assert all(another_seed.stream.rows(step) != in_order[step] for step in steps[:3])
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("first", [0, 3, POOL, 2 * POOL - 1])
+def test_the_samples_made_ahead_are_those_of_the_steps(first, elsewhere, tmp_path):
+    stream = begin(tmp_path, steps=2 * POOL + 3).stream
+    stream.elsewhere = elsewhere
+    found = [rows for rows, parts in stream.ahead(first)]
+    assert found == [stream.rows(step) for step in range(first, 2 * POOL + 3)]
+
+
+def test_the_process_that_makes_samples_ahead_ends_with_the_training(tmp_path):
+    stream = begin(tmp_path, steps=100 * POOL).stream
+    stream.elsewhere = True
+    with closing(stream.ahead(0)) as batches:
+        next(batches)
+        assert len(active_children()) == 1
+    assert not active_children()
+
+
+def test_a_process_that_draws_samples_and_dies_is_named(tmp_path, monkeypatch):
+    run = begin(tmp_path, steps=POOL)
+    run.stream.elsewhere = True
+    monkeypatch.setattr(stream, "encode_example", lambda *arguments, **options: os._exit(3))
+    with pytest.raises(RuntimeError, match="exit code 3"):
+        train(run, silent)
+
+
 @pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
 def test_every_row_of_the_stream_is_trained_on_exactly_once(layout, tmp_path):
     run = begin(tmp_path, layout=layout)
@@ -568,15 +596,17 @@ def test_a_step_needs_a_sample_for_each_process(tmp_path, monkeypatch):
 # -- what can go wrong on the way ----------------------------------------------------------------------------------------
 
 
-def test_an_error_among_later_samples_stops_the_run_with_its_reason_and_the_metrics_so_far(tmp_path, monkeypatch):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_an_error_among_later_samples_stops_the_run_with_its_reason_and_the_metrics_so_far(tmp_path, monkeypatch, elsewhere):
     run, encode = begin(tmp_path), stream.encode_example
+    run.stream.elsewhere = elsewhere
 
     def fail_late(*arguments, name, **options):
         if name == f"training row {4 * (POOL + 2)}":
             raise ValueError(f"{name} does not fit")
         return encode(*arguments, name=name, **options)
     monkeypatch.setattr(stream, "encode_example", fail_late)
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match=f"^training row {4 * (POOL + 2)} does not fit$"):
         train(run, silent)
     assert [line["step"] for line in metrics_of(tmp_path)] == [*range(1, POOL)]  # the last one launched was not waited for
 
