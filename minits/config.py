@@ -175,7 +175,7 @@ RECIPES: dict[tuple[str, str], dict] = {
     ("parity", "tiny"): dict(chunk_size=8, layout="rows", steps=400, batch_size=32, lr=3e-3, warmup=20, decay=1.0),
     ("vars", "tiny"): dict(chunk_size=4, layout="rows", steps=600, batch_size=32, lr=3e-3, warmup=20, decay=1.0),
     ("parity", "real"): dict(chunk_size=8, layout="pack", steps=250, batch_size=64, lr=2e-5, warmup=10, decay=1.0),
-    ("vars", "real"): dict(chunk_size=3, layout="pack", steps=800, batch_size=128, lr=2e-5, warmup=50, decay=0.25),
+    ("vars", "real"): dict(chunk_size=3, layout="pack", steps=600, batch_size=128, lr=2e-5, warmup=50, decay=0.25),
 }
 
 

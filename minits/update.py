@@ -47,8 +47,11 @@ class Update:
                 layer.compile()  # for the first shape, the backbone's; then once more for all others, those of T and C
 
     def leave(self) -> None:
-        """Parts from the other processes: no step can follow."""
-        self.wrapped = self.model
+        """Parts from the other processes and gives back the memory of the steps, of which none can follow."""
+        self.wrapped, self.graphs = self.model, None
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.cuda:
+            torch.cuda.empty_cache()
         distributed.leave()
 
     def __call__(self, parts: Sequence[Batch], rate: float) -> Callable[[], list[float]]:

@@ -52,6 +52,14 @@ def test_after_a_figure_that_is_not_finite_no_step_changes_anything(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters()))
 
 
+def test_after_the_last_step_the_memory_of_the_graphs_is_free(tmp_path):
+    run = begin(tmp_path, device="cuda", layout="pack", row_tokens=64)
+    train_step(run, run.stream.rows(0))
+    before = torch.cuda.memory_reserved()
+    run.update.leave()
+    assert torch.cuda.memory_reserved() < before
+
+
 def test_clipping_on_cuda_is_that_on_the_cpu(tmp_path):
     runs = [begin(tmp_path / device, device=device, dtype="float32", layout="pack", clip=1e-3, lr=1e-3, warmup=0)
             for device in ("cpu", "cuda")]
