@@ -110,7 +110,10 @@ class Stream:
         yield from map(self.draw_pool, numbers)
 
     def drawn_elsewhere(self, numbers: Iterable[int]) -> Iterator[list[list[Row]]]:
-        """The same, drawn by another process, which is one pool ahead: it waits in `send` until a pool is taken."""
+        """The same, drawn by another process, which is one pool ahead: it waits in `send` until a pool is taken.
+
+        Forked, so that it has tokenizer and task at once; it runs Python and the tokenizer, and nothing of torch.
+        """
         ours, theirs = Pipe(duplex=False)
 
         def draw() -> None:

@@ -167,6 +167,10 @@ class Exact:
         """Tokens a row, at least `tokens` (a multiple of `chunk_size`)."""
         return tokens
 
+    def room(self, tokens: int) -> int:
+        """Tokens that several samples may fill in a row, at least `tokens`."""
+        return tokens
+
     def size(self, width: int, name: str, needed: int, step: int = 16) -> int:
         """Entries of what is called `name` in batches of that width, at least `needed`; `step`: its granularity."""
         return max(needed, self.least)
@@ -178,10 +182,22 @@ class Roomy(Exact):
     def __init__(self, least: int = 0) -> None:
         super().__init__(least)
         self.known: dict[tuple[int, str], int] = {}
+        self.most_room = 0
 
     def width(self, tokens: int, chunk_size: int) -> int:
-        """The next multiple of about 32: rows of few different widths."""
-        return round_up(tokens, round_up(32, chunk_size))
+        """A multiple of about 32, nearly always the next one: rows of few different widths.
+
+        Never 64 past a multiple of 128: there cuDNN's attention under a mask, torch's choice on an H100 since 2.11, has
+        gradients that are not finite (PyTorch's issue 196678; seen here at 320).
+        """
+        step = round_up(32, chunk_size)
+        width = round_up(tokens, step)
+        return width + step if width % 128 == 64 else width
+
+    def room(self, tokens: int) -> int:
+        """The largest so far: each width has a graph, and the steps that warm up the next one need memory of their own."""
+        self.most_room = max(self.most_room, tokens)
+        return self.most_room
 
     def size(self, width: int, name: str, needed: int, step: int = 16) -> int:
         """The largest size so far, or a twentieth more than `needed`."""
@@ -226,8 +242,8 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
     if layout == "rows":
         T, B, places = sizes.width(max(spans), c), len(rows), [(b, 0) for b in range(len(rows))]
     else:
-        width = max(*spans, round_up(row_tokens, c))
-        T, places = sizes.width(width, c), first_fit(spans, width)
+        room = sizes.room(max(*spans, round_up(row_tokens, c)))
+        T, places = sizes.width(room, c), first_fit(spans, room)
         B = sizes.size(T, "rows", max(b for b, _ in places) + 1, step=1)
     ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]
     segments = torch.empty(0, dtype=torch.long)

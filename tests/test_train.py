@@ -177,6 +177,21 @@ def test_batches_of_roomy_sizes_come_to_have_one_shape():
     assert len(set(shapes_seen[15:])) == 1
 
 
+@given(st.integers(1, 3000), st.integers(1, 130))
+def test_rows_are_a_little_wider_but_not_of_the_widths_whose_gradients_cudnn_gets_wrong(chunks, chunk_size):
+    tokens = chunks * chunk_size
+    width = Roomy().width(tokens, chunk_size)
+    assert width % chunk_size == 0 and tokens <= width < tokens + 2 * (32 + chunk_size) and width % 128 != 64
+
+
+def test_rows_that_several_samples_fill_have_one_width_however_long_the_batchs_longest_sample():
+    sizes, config = Roomy(), Shape(chunk_size=8).thinking()
+    shapes_seen = [collate([Row([3] * length, 5, [[0]] * (length // 8))] * 3, config, layout="pack", row_tokens=32,
+                           sizes=sizes).ids.shape for length in (90, 20, 50, 33)]
+    assert {shape[1] for shape in shapes_seen} == {96}
+    assert [shape[0] for shape in shapes_seen[1:]] == [shapes_seen[0][0]] * 3  # sizes only grow
+
+
 class FakeGraph:
     """What a CUDA graph does, without CUDA: runs again on the tensors it was recorded on."""
 
