@@ -34,10 +34,13 @@ class Stream:
 
     def rows(self, step: int) -> list[Row]:
         """The samples of optimizer step `step`. Raises ValueError naming one that does not fit."""
-        pool = step // POOL
-        if pool not in self.pools:
-            self.pools = {pool: self.draw_pool(pool)}
-        return self.pools[pool][step % POOL]
+        return self.pool(step // POOL)[step % POOL]
+
+    def pool(self, number: int) -> list[list[Row]]:
+        """The samples of the POOL steps from number * POOL on; the newest pool is kept."""
+        if number not in self.pools:
+            self.pools = {number: self.draw_pool(number)}
+        return self.pools[number]
 
     def draw_pool(self, pool: int) -> list[list[Row]]:
         """The samples of POOL steps.
@@ -107,10 +110,10 @@ class Stream:
 
     def drawn(self, numbers: Iterable[int]) -> Iterator[list[list[Row]]]:
         """The pools of these `numbers`, each when it is asked for."""
-        yield from map(self.draw_pool, numbers)
+        yield from map(self.pool, numbers)
 
     def drawn_elsewhere(self, numbers: Iterable[int]) -> Iterator[list[list[Row]]]:
-        """The same, drawn by another process, which is one pool ahead: it waits in `send` until a pool is taken.
+        """The same, drawn by another process, which is about one pool ahead: it waits in `send` until a pool is taken.
 
         Forked, so that it has tokenizer and task at once; it runs Python and the tokenizer, and nothing of torch.
         """
@@ -129,16 +132,17 @@ class Stream:
 
         process = get_context("fork").Process(target=draw, daemon=True)
         process.start()
-        theirs.close()
         try:
+            theirs.close()  # so that `recv` fails once the process is gone
             for _ in numbers:
                 pool = ours.recv()
                 if isinstance(pool, ValueError):
                     raise pool
                 yield pool
-        except EOFError as error:
+        except (EOFError, OSError) as error:  # OSError: in the midst of a pool
             process.join()
-            raise RuntimeError(f"the process that draws samples ended early (exit code {process.exitcode}).") from error
+            raise ChildProcessError(f"the process that draws samples ended early (exit code {process.exitcode}; -9: killed, "
+                                    "perhaps for memory); go on from the last checkpoint with --resume.") from error
         finally:
             process.kill()
             process.join()

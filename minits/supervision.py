@@ -168,7 +168,7 @@ class Exact:
         return tokens
 
     def room(self, tokens: int) -> int:
-        """Tokens that several samples may fill in a row, at least `tokens`."""
+        """Tokens of a row for several samples, at least `tokens`."""
         return tokens
 
     def size(self, width: int, name: str, needed: int, step: int = 16) -> int:
@@ -188,14 +188,14 @@ class Roomy(Exact):
         """A multiple of about 32, nearly always the next one: rows of few different widths.
 
         Never 64 past a multiple of 128: there cuDNN's attention under a mask, torch's choice on an H100 since 2.11, has
-        gradients that are not finite (PyTorch's issue 196678; seen here at 320).
+        gradients that may not be finite (PyTorch's issue 196678; seen here at 320).
         """
         step = round_up(32, chunk_size)
         width = round_up(tokens, step)
         return width + step if width % 128 == 64 else width
 
     def room(self, tokens: int) -> int:
-        """The largest so far: each width has a graph, and the steps that warm up the next one need memory of their own."""
+        """The largest so far, so that there is one width: a second one's graph is warmed up in memory beside the first's."""
         self.most_room = max(self.most_room, tokens)
         return self.most_room
 
@@ -242,8 +242,10 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
     if layout == "rows":
         T, B, places = sizes.width(max(spans), c), len(rows), [(b, 0) for b in range(len(rows))]
     else:
-        room = sizes.room(max(*spans, round_up(row_tokens, c)))
-        T, places = sizes.width(room, c), first_fit(spans, room)
+        own = max(*spans, round_up(row_tokens, c))
+        room = sizes.room(own)
+        # What shares a long row is what is trained: a function of these samples alone.
+        T, places = sizes.width(room, c), first_fit(spans, room if layout == "pack" else own)
         B = sizes.size(T, "rows", max(b for b, _ in places) + 1, step=1)
     ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]
     segments = torch.empty(0, dtype=torch.long)

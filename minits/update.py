@@ -122,7 +122,8 @@ class Update:
     def replay(self, batch: Batch) -> Tensor:
         """`step` as a graph, captured when this shape of batch comes for the first time.
 
-        One graph for each width of rows: the other sizes only grow (`Roomy`), so an outgrown shape never comes again.
+        One graph for each width of rows: the other sizes only grow (`Roomy`), so an outgrown shape never comes again. (Rows
+        of several samples only grow in width, too; the graph of an outgrown width stays.)
         """
         width, shapes = batch.ids.shape[1], [x.shape for x in batch.tensors]
         if width not in self.graphs or self.graphs[width][0] != shapes:

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from contextlib import closing
 from math import isfinite
 from multiprocessing import active_children
@@ -190,6 +191,15 @@ def test_rows_that_several_samples_fill_have_one_width_however_long_the_batchs_l
                            sizes=sizes).ids.shape for length in (90, 20, 50, 33)]
     assert {shape[1] for shape in shapes_seen} == {96}
     assert [shape[0] for shape in shapes_seen[1:]] == [shapes_seen[0][0]] * 3  # sizes only grow
+
+
+def test_what_shares_a_long_row_does_not_depend_on_the_batches_before():
+    rng, sizes, config = random.Random(7), Roomy(), Shape(chunk_size=8).thinking()
+    for longest in (40, 150, 56):
+        rows = [Row([3] * rng.randrange(9, longest), 5, []) for _ in range(12)]
+        grown, alone = (collate(rows, config, layout="long_rows", row_tokens=64, sizes=some) for some in (sizes, Roomy()))
+        assert (grown.ids == 3).sum(1).tolist()[:len(alone.ids)] == (alone.ids == 3).sum(1).tolist()
+    assert grown.ids.shape[1] > alone.ids.shape[1]
 
 
 class FakeGraph:
@@ -394,11 +404,23 @@ def test_the_process_that_makes_samples_ahead_ends_with_the_training(tmp_path):
 
 
 def test_a_process_that_draws_samples_and_dies_is_named(tmp_path, monkeypatch):
-    run = begin(tmp_path, steps=POOL)
+    run, ours = begin(tmp_path, steps=POOL), os.getpid()
     run.stream.elsewhere = True
-    monkeypatch.setattr(stream, "encode_example", lambda *arguments, **options: os._exit(3))
-    with pytest.raises(RuntimeError, match="exit code 3"):
+    monkeypatch.setattr(stream, "encode_example", lambda *arguments, **options: os.getpid() == ours or os._exit(3))
+    with pytest.raises(ChildProcessError, match="exit code 3"):
         train(run, silent)
+
+
+def test_a_process_killed_in_the_midst_of_a_pool_is_named(tmp_path):
+    large = begin(tmp_path, steps=4 * POOL, batch_size=100, max_ops=30).stream  # more than a pipe holds
+    large.elsewhere = True
+    with closing(large.ahead(0)) as batches:
+        next(batches)
+        (process,) = active_children()
+        time.sleep(1.0)  # until it waits in `send`
+        process.kill()
+        with pytest.raises(ChildProcessError, match="exit code -9"):
+            list(batches)
 
 
 @pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
