@@ -11,7 +11,7 @@ def capture(run: Callable[[], object], pool, restore: Callable[[], None] = lambd
     """Runs twice to warm up (kernels are chosen and compiled then), undoing it with `restore`, then records `run`.
 
     Whatever is made within `run` lives in `pool`, which graphs share: it lasts until another one of them runs. Other
-    threads may go on allocating meanwhile (training batches are pinned by one), hence the error mode.
+    threads of the program may go on allocating meanwhile, hence the error mode.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
