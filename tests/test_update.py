@@ -1,10 +1,12 @@
 """An optimizer step on CUDA, as a graph and with its kernel, is the plain one. Skipped without CUDA."""
 import pytest
 import torch
+import torch.nn.functional as F
 from test_train import begin
 
 from minits import loss
 from minits.loss import IGNORED, cross_entropy_sum
+from minits.supervision import Roomy
 from minits.train import launch, save_checkpoint, train, train_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
@@ -26,6 +28,19 @@ def test_the_kernel_gives_the_loss_and_gradients_of_the_plain_lines(dtype, toler
         results.append([x.detach().double().cpu() for x in (value, h.grad, w.grad)])
     for plain, fast in zip(*results):
         assert (plain - fast).norm() <= tolerance * plain.norm().clamp(min=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [64, 192, 320, 448])
+def test_attention_at_the_widths_of_rows_has_finite_gradients(tokens):
+    """Under a mask, and with every score near -100: at these very widths cuDNN's are not (PyTorch's issue 196678)."""
+    width, size = Roomy().width(tokens, 8), 64
+    generator = torch.Generator("cuda").manual_seed(tokens)
+    q, k, v = torch.randn(3, 1, 2, width, size, generator=generator, device="cuda") / 10
+    q[..., 0], k[..., 0] = 1.0, -100 * size ** 0.5
+    q, k, v = (x.bfloat16().requires_grad_() for x in (q, k, v))
+    mask = torch.ones(width, width, dtype=torch.bool, device="cuda").tril()
+    F.scaled_dot_product_attention(q, k, v, attn_mask=mask).sum().backward()
+    assert all(x.grad.isfinite().all() for x in (q, k, v))
 
 
 @pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
