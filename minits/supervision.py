@@ -222,6 +222,18 @@ def first_fit(spans: Sequence[int], width: int) -> list[tuple[int, int]]:
     return places
 
 
+def lay_out(spans: Sequence[int], layout: str, row_tokens: int, c: int,
+            sizes: Exact) -> tuple[int, int, list[tuple[int, int]]]:
+    """(tokens a row, rows, (row, start) of each sample) for samples of `spans` tokens in that layout; see `collate`."""
+    if layout == "rows":
+        return sizes.width(max(spans), c), len(spans), [(b, 0) for b in range(len(spans))]
+    own = max(*spans, round_up(row_tokens, c))
+    room = sizes.room(own)
+    # What shares a long row is what is trained: a function of these samples alone, not of those before.
+    T, places = sizes.width(room, c), first_fit(spans, room if layout == "pack" else own)
+    return T, sizes.size(T, "rows", max(b for b, _ in places) + 1, step=1), places
+
+
 def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows", row_tokens: int = 0,
             sizes: Exact = Exact()) -> Batch:
     """Samples -> one Batch, each on chunk borders. layout, one of `LAYOUTS`:
@@ -239,14 +251,7 @@ def collate(rows: Sequence[Row], config: ThinkingConfig, *, layout: str = "rows"
     if layout == "pack":  # longest first leaves the least room unused; among long rows the order is that of the draw
         rows = sorted(rows, key=lambda row: -len(row.ids))
     spans = [round_up(len(row.ids) - 1, c) for row in rows]
-    if layout == "rows":
-        T, B, places = sizes.width(max(spans), c), len(rows), [(b, 0) for b in range(len(rows))]
-    else:
-        own = max(*spans, round_up(row_tokens, c))
-        room = sizes.room(own)
-        # What shares a long row is what is trained: a function of these samples alone.
-        T, places = sizes.width(room, c), first_fit(spans, room if layout == "pack" else own)
-        B = sizes.size(T, "rows", max(b for b, _ in places) + 1, step=1)
+    T, B, places = lay_out(spans, layout, row_tokens, c, sizes)
     ids, positions = torch.full((B, T), config.pad_id), torch.arange(T)[None]
     segments = torch.empty(0, dtype=torch.long)
     if layout == "pack":
