@@ -1,11 +1,11 @@
-"""The samples of a training run, as a function of (seed, step), and the batches made of them ahead of time."""
+"""The samples of a training run, as a function of (seed, step), drawn ahead of time, and the batches made of them."""
 from __future__ import annotations
 
 import random
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from multiprocessing import Pipe, get_context
+from multiprocessing import Pipe, get_all_start_methods, get_context
 
 import torch
 
@@ -28,8 +28,8 @@ class Stream:
         self.cuda, least = config.device.startswith("cuda"), int(config.method == "thinking")
         self.sizes = Roomy(least) if self.cuda else Exact(least)  # graphs and compiled layers need shapes that repeat
         # On CUDA another process draws samples ahead. A thread would take Python's lock from the launches: of every 8 steps
-        # of 0.26 s on each of two H200s 1 s was lost.
-        self.elsewhere = self.cuda
+        # of 0.26 s on each of two H200s 1 s was lost. (Windows cannot fork: there they are drawn between the steps.)
+        self.elsewhere = self.cuda and "fork" in get_all_start_methods()
         self.pools: dict[int, list[list[Row]]] = {}  # the current one
 
     def rows(self, step: int) -> list[Row]:

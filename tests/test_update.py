@@ -32,7 +32,7 @@ def test_the_kernel_gives_the_loss_and_gradients_of_the_plain_lines(dtype, toler
 
 @pytest.mark.parametrize("tokens", [64, 192, 320, 448])
 def test_attention_at_the_widths_of_rows_has_finite_gradients(tokens):
-    """Under a mask, and with every score near -100: at these very widths cuDNN's are not (PyTorch's issue 196678)."""
+    """Under a mask, and with every score near -100: in rows of just `tokens`, cuDNN's are not (PyTorch's issue 196678)."""
     width, size = Roomy().width(tokens, 8), 64
     generator = torch.Generator("cuda").manual_seed(tokens)
     q, k, v = torch.randn(3, 1, 2, width, size, generator=generator, device="cuda") / 10
