@@ -10,6 +10,7 @@ CUDA, where the padded sizes of batches depend on those before and sums have no 
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 import shutil
@@ -204,6 +205,21 @@ def deferred_interrupt() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def short_collections() -> Iterator[None]:
+    """Within, Python's garbage collector looks at young objects only.
+
+    A look at all of them takes 0.1–0.3 s with torch in memory. Samples come as many small lists, so one would fall due every
+    few pools of them, at another step in each process, and all wait for it.
+    """
+    *young, old = gc.get_threshold()
+    gc.set_threshold(*young, 10 ** 9)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*young, old)
+
+
 # -- the loop ------------------------------------------------------------------------------------------------------------
 
 
@@ -218,7 +234,8 @@ def train(run: Run, log=print) -> bool:
     terminal, pending, metrics = sys.stderr.isatty(), None, {}
     bar = tqdm(total=config.steps, initial=run.step, unit="step", disable=not (terminal and lead), desc="train")
     file = (run.folder / "metrics.jsonl").open("a", encoding="utf-8") if lead else StringIO()
-    with deferred_interrupt() as interrupted, file, bar, closing(run.stream.ahead(run.step)) as batches:
+    with (deferred_interrupt() as interrupted, short_collections(), file, bar,
+          closing(run.stream.ahead(run.step)) as batches):
         while run.step < config.steps and not stop:
             started = time.perf_counter()
             launched = launch(run, *next(batches))

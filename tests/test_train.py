@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import random
@@ -751,6 +752,26 @@ def test_interrupt_handlers_are_restored_after_training(tmp_path):
     press_ctrl_c(run, step=1)
     train(run, silent)
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_no_look_at_all_objects_for_garbage_falls_among_the_steps(tmp_path):
+    """It would halt the process for 0.1 s and more: only young objects are looked at, and afterwards all of them as before."""
+    run, before, seen = begin(tmp_path, no_save=True, log_every=100), gc.get_threshold(), []
+
+    def note(phase: str, info: dict) -> None:
+        seen.extend([info["generation"]] if phase == "start" else [])
+    gc.freeze()
+    gc.collect()  # Python looks at all once a quarter of them is new: now soon
+    gc.set_threshold(50, 2, 2)
+    gc.callbacks.append(note)
+    try:
+        train(run, lambda line: seen.append(line.split()[0]))
+        assert set(seen[:seen.index("step")]) == {0, 1}
+        assert gc.get_threshold() == (50, 2, 2)
+    finally:
+        gc.callbacks.remove(note)
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 # -- saving ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
 """An optimizer step on CUDA, as a graph and with its kernel, is the plain one. Skipped without CUDA."""
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,7 +9,7 @@ from test_train import begin
 from minits import loss
 from minits.loss import IGNORED, cross_entropy_sum
 from minits.supervision import Roomy
-from minits.train import launch, save_checkpoint, train, train_step
+from minits.train import evaluation_set, launch, measure, save_checkpoint, train, train_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 
@@ -74,6 +76,19 @@ def test_after_the_last_step_the_memory_of_the_graphs_is_free(tmp_path):
     before = torch.cuda.memory_reserved()
     run.update.leave()
     assert torch.cuda.memory_reserved() < before
+
+
+def test_evaluations_between_steps_leave_no_memory_behind(tmp_path):
+    run, sizes = begin(tmp_path, device="cuda"), []
+    examples = evaluation_set(run, (1, 3), 4)
+    gc.disable()  # while a run trains it looks at young objects only
+    try:
+        for _ in range(3):
+            measure(run, *examples)
+            sizes.append(torch.cuda.memory_allocated())
+    finally:
+        gc.enable()
+    assert sizes[0] == sizes[1] == sizes[2]
 
 
 def test_clipping_on_cuda_is_that_on_the_cpu(tmp_path):
