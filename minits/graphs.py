@@ -1,28 +1,12 @@
 """CUDA graphs: work that always has the same shape, recorded once and launched as one from then on."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 
-@contextmanager
-def own_workspaces() -> Iterator[None]:
-    """Within, cuBLAS gets new scratch memory: for what a graph records, from the graph's pool, which lives as long as it.
-
-    torch keeps one piece of 32 MB (on an H100) for each stream that ever multiplied. A graph would go on using the one it
-    found, although from torch 2.12 on it is freed with whichever graph of that stream ends first (PyTorch's issue 193402).
-    """
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()
-
-
-@own_workspaces()
 def capture(run: Callable[[], object], pool, restore: Callable[[], None] = lambda: None) -> torch.cuda.CUDAGraph:
     """Runs twice to warm up (kernels are chosen and compiled then), undoing it with `restore`, then records `run`.
 
