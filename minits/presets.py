@@ -48,16 +48,16 @@ def make_presets() -> dict[str, Preset]:
     }
     small = {"task": "vars", "method": "thinking", "variables": 2, "modulus": 5, "max_ops": 20, "window": 0, "chunk_size": 4,
              "steps": 2000, "batch_size": 32, "lr": 2e-3, "warmup": 100, "decay": 0.25} | EVALUATION
-    found["tiny/vars2-20-dense"] = Preset(
-        "Vars, two variables modulo 5, N = 20: Thinking States, dense", small | {"layout": "pack"})
-    found["tiny/vars2-20-window"] = Preset("the same, window 16", small | {"layout": "pack", "window": 16})
-    found["tiny/vars2-20-long-rows"] = Preset("the same, dense, + long-rows", small | ADDITIONS["long-rows"])
+    title = "Vars, two variables modulo 5, N = {}: "
+    found["tiny/vars2-20-dense"] = Preset(title.format(20) + "dense", small | {"layout": "pack"})
+    found["tiny/vars2-20-window"] = Preset(title.format(20) + "window 16", small | {"layout": "pack", "window": 16})
+    found["tiny/vars2-20-long-rows"] = Preset(title.format(20) + "dense + long-rows", small | ADDITIONS["long-rows"])
     calm = small | {"steps": 1000, "batch_size": 96} | ADDITIONS["long-rows"]  # less noise: the plateau ends sooner
     for N, c in ((20, 3), (20, 4), (20, 6), (10, 3)):
         found[f"tiny/vars2-{N}-chunks-of-{c}"] = Preset(
-            f"the same, dense, + long-rows, batches of 96, N = {N}, chunks of {c}", calm | {"max_ops": N, "chunk_size": c})
+            title.format(N) + f"dense + long-rows, batches of 96, chunks of {c}", calm | {"max_ops": N, "chunk_size": c})
     found["tiny/vars2-20-chunks-of-3-pack"] = Preset(
-        "the same, dense, batches of 96, N = 20, chunks of 3", calm | {"chunk_size": 3, "layout": "pack"})
+        title.format(20) + "dense, batches of 96, chunks of 3", calm | {"chunk_size": 3, "layout": "pack"})
     names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in PAPER.items():
