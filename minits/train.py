@@ -209,8 +209,9 @@ def deferred_interrupt() -> Iterator[list[int]]:
 def short_collections() -> Iterator[None]:
     """Within, Python's garbage collector looks at young objects only.
 
-    A look at all of them takes 0.1–0.3 s with torch in memory. Samples come as many small lists, so one would fall due every
-    few pools of them, at another step in each process, and all wait for it.
+    A look at all of them takes 0.1–0.4 s with torch in memory. Samples come as many small lists, so one would fall due every
+    few pools of them, at another step in each process, and all wait for it. Two cards give 1.98 times the tokens of
+    one without such looks, 1.90 with them.
     """
     *young, old = gc.get_threshold()
     gc.set_threshold(*young, 10 ** 9)
