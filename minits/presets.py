@@ -59,7 +59,7 @@ def make_presets() -> dict[str, Preset]:
     found["tiny/vars2-20-chunks-of-3-pack"] = Preset(
         title.format(20) + "dense, batches of 96, chunks of 3", calm | {"chunk_size": 3, "layout": "pack"})
     found["tiny/vars2-20-chunks-of-3-calm"] = Preset(
-        title.format(20) + "dense + long-rows, batches of 96, chunks of 3, rate 1e-3", calm | {"chunk_size": 3, "lr": 1e-3})
+        title.format(20) + "dense + long-rows, batches of 96, chunks of 3, rate 1e-3", calm | {"chunk_size": 3, "lr": 1e-3, "steps": 2000})
     names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in PAPER.items():
