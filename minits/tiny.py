@@ -16,7 +16,6 @@ from minits.tokenizer import UNKNOWN, Tokenizer
 from minits.weights import blocked_ids
 
 ASSETS = Path(__file__).parent / "assets"
-WINDOW = 32  # tokens; see `tiny_config`
 LETTERS = ascii_lowercase[:8]  # variables that the vocabulary knows
 WORDS = ["<eos>", "<pad>", UNKNOWN,
          "The", " The", " coin", " starts", " at", " state", " heads", " tails", ".", " Alice", " Bob", " flips",
