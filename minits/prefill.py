@@ -75,18 +75,11 @@ def prefill_sequential(model: ThinkingStates, prompts: Sequence[Sequence[int]], 
             if k == chunks[b] - 1:
                 reading.open_h[b] = h[b]
                 reading.out[b] = out[b, reading.lengths[b] - 1 - k * c]
-        if think:
-            complete = [b for b in running if (k + 1) * c <= reading.lengths[b]]
-            complete_chunks(model, reading, complete, h, max_thought_tokens)
+        complete = [b for b in running if (k + 1) * c <= reading.lengths[b]]
+        if complete and think and model.thinks:
+            opened = model.begin_thoughts(h[on_device(complete, h.device)], max_thought_tokens)
+            take_in(model, reading, complete, model.finish_thoughts(opened))
     return reading
-
-
-def complete_chunks(model: ThinkingStates, reading: Reading, rows: list[int], h: Tensor,
-                    max_thought_tokens: int) -> None:
-    """Thinks for the rows that have just completed a chunk, its H being h[row] [c, E]; sets their next state."""
-    if rows and model.thinks:
-        opened = model.begin_thoughts(h[on_device(rows, h.device)], max_thought_tokens)
-        take_in(model, reading, rows, model.finish_thoughts(opened))
 
 
 def take_in(model: ThinkingStates, reading: Reading, rows: list[int], thoughts: Sequence[Thought]) -> None:
