@@ -27,9 +27,9 @@ class Reading:
     state: Tensor  # [B, c, E] S of the chunk that each row's next token belongs to
     open_h: Tensor  # [B, c, E] H of that chunk's tokens read so far; the rest is undefined
     thoughts: list[list[Thought]]  # one for each complete chunk
-    rounds: list[int] = field(default_factory=list)  # passes over the prompt; sequential: K
-    chunk_passes: list[int] = field(default_factory=list)  # chunks run through the middle layers, all rounds together
-    accepted: list[list[int]] = field(default_factory=list)  # chunks that became final, round by round
+    rounds: list[int]  # passes over the prompt; sequential: K
+    chunk_passes: list[int]  # chunks run through the middle layers, all rounds together
+    accepted: list[list[int]]  # chunks that became final, round by round
 
 
 def start_reading(model: ThinkingStates, prompts: Sequence[Sequence[int]], slots: int) -> Reading:
@@ -62,6 +62,7 @@ def prefill_sequential(model: ThinkingStates, prompts: Sequence[Sequence[int]], 
     """
     c, reading = model.config.chunk_size, start_reading(model, prompts, slots)
     chunks = [-(-length // c) for length in reading.lengths]  # K of each row
+    reading.rounds, reading.chunk_passes, reading.accepted = chunks, list(chunks), [[1] * K for K in chunks]
     ids = pad(prompts, model.config.pad_id, max(chunks) * c, model.device)
     for k in range(max(chunks)):
         frame = model.frame(positions_from(reading, [k * c] * len(prompts), c), reading.cache, span=(k + 1) * c)
@@ -69,9 +70,6 @@ def prefill_sequential(model: ThinkingStates, prompts: Sequence[Sequence[int]], 
         out = model.upper(h, frame)
         running = [b for b in range(len(prompts)) if k < chunks[b]]
         for b in running:
-            reading.rounds[b] += 1
-            reading.chunk_passes[b] += 1
-            reading.accepted[b].append(1)
             if k == chunks[b] - 1:
                 reading.open_h[b] = h[b]
                 reading.out[b] = out[b, reading.lengths[b] - 1 - k * c]
