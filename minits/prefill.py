@@ -243,19 +243,16 @@ def think_ahead(model: ThinkingStates, h: Tensor, complete: Sequence[int], max_t
         return [[] for _ in complete]
     b_index, k_index = on_device(places, h.device).T
     opened = model.begin_thoughts(h[b_index, k_index], max_thought_tokens)
-    found: list[list[Thought]] = [[] for _ in complete]
-    wanted: list[tuple[int, int, int]] = []  # (place, row, index in the row's list) of thoughts to decode
-    ended: set[int] = set()
-    for place, ((b, _), token) in enumerate(zip(places, opened.newest())):
-        if b in ended:
-            continue
-        if token != model.config.thought_end:
-            wanted.append((place, b, len(found[b])))
+    found = [[trivial] * n for n in complete]
+    wanted: list[int] = []  # places of thoughts to decode
+    for place, ((b, k), token) in enumerate(zip(places, opened.newest())):
+        if token != model.config.thought_end and k < len(found[b]):
+            wanted.append(place)
             if first_only[b]:
-                ended.add(b)
-        found[b].append(trivial)
+                del found[b][k + 1:]
     if wanted:
-        decoded = model.finish_thoughts(model.gather_thoughts([(opened, [place for place, _, _ in wanted])]))
-        for (_, b, i), thought in zip(wanted, decoded):
-            found[b][i] = thought
+        decoded = model.finish_thoughts(model.gather_thoughts([(opened, wanted)]))
+        for place, thought in zip(wanted, decoded):
+            b, k = places[place]
+            found[b][k] = thought
     return found
