@@ -68,12 +68,11 @@ def prefill_sequential(model: ThinkingStates, prompts: Sequence[Sequence[int]], 
         frame = model.frame(positions_from(reading, [k * c] * len(prompts), c), reading.cache, span=(k + 1) * c)
         h = model.middle(model.lower(ids[:, k * c:(k + 1) * c], frame) + reading.state, frame)  # [B, c, E]
         out = model.upper(h, frame)
-        running = [b for b in range(len(prompts)) if k < chunks[b]]
-        for b in running:
+        for b, length in enumerate(reading.lengths):
             if k == chunks[b] - 1:
                 reading.open_h[b] = h[b]
-                reading.out[b] = out[b, reading.lengths[b] - 1 - k * c]
-        complete = [b for b in running if (k + 1) * c <= reading.lengths[b]]
+                reading.out[b] = out[b, length - 1 - k * c]
+        complete = [b for b, length in enumerate(reading.lengths) if (k + 1) * c <= length]
         if complete and think and model.thinks:
             opened = model.begin_thoughts(h[on_device(complete, h.device)], max_thought_tokens)
             take_in(model, reading, complete, model.finish_thoughts(opened))
