@@ -287,15 +287,11 @@ class ThinkingStates(nn.Module):
         weight = self.backbone.model.embed_tokens.weight
         states = weight.new_zeros(len(thoughts), self.config.chunk_size, weight.shape[1])
         if full := [i for i, ids in enumerate(thoughts) if len(ids) > 1]:
-            padded, lengths = self.pad_thoughts([thoughts[i] for i in full])
-            states[on_device(full, self.device)] = self.compress(padded, lengths)
+            lengths = [len(thoughts[i]) for i in full]
+            width = max(self.config.chunk_size, *lengths)
+            padded = pad([thoughts[i] for i in full], self.config.pad_id, width, self.device)  # [R, n], n >= c
+            states[on_device(full, self.device)] = self.compress(padded, on_device(lengths, self.device))
         return states
-
-    def pad_thoughts(self, thoughts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """(ids [R, n] padded to n >= c, lengths [R]) of `thoughts`."""
-        width = max([self.config.chunk_size, *map(len, thoughts)])
-        lengths = on_device([len(ids) for ids in thoughts], self.device)
-        return pad(thoughts, self.config.pad_id, width, self.device), lengths
 
     # -- decoding ----------------------------------------------------------------------------------------------------
 
