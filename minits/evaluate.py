@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from tqdm import tqdm
 
@@ -114,21 +114,20 @@ def summarise(records: Sequence[dict], bucket: int = 20) -> Report:
     groups: dict[int, list[bool]] = {}
     for r in records:
         groups.setdefault(max(r["operations"] - 1, 0) // bucket, []).append(r["correct"])
-    share = lambda values: sum(values) / n if n else 0.0  # noqa: E731
     return Report(
         n=n, operations=(min(r["operations"] for r in records), max(r["operations"] for r in records)),
-        accuracy=share([r["correct"] for r in records]), interval=wilson(sum(r["correct"] for r in records), n),
+        accuracy=fmean(r["correct"] for r in records), interval=wilson(sum(r["correct"] for r in records), n),
         buckets={f"{g * bucket + 1}-{(g + 1) * bucket}": {
-            "n": len(v), "accuracy": sum(v) / len(v), "interval": wilson(sum(v), len(v))}
+            "n": len(v), "accuracy": fmean(v), "interval": wilson(sum(v), len(v))}
             for g, v in sorted(groups.items())},
         thought_accuracy=sum(r["thoughts_right"] for r in records) / chunks if chunks else None,
         thoughts_all_right=1 - len(wrong) / n if chunks else None,
         first_wrong={"rows": len(wrong), "median_chunk": median(r["first_wrong"] for r in wrong),
                      "median_share": median(r["first_wrong"] / len(r["gold_thoughts"]) for r in wrong)}
         if wrong else None,
-        late_share=share([r["late"] for r in records]),
-        stopped_by_length=share([r["stop_reason"] == "length" for r in records]),
-        mean_rounds=share([r["rounds"] for r in records]), mean_nontrivial=share([r["nontrivial"] for r in records]))
+        late_share=fmean(r["late"] for r in records),
+        stopped_by_length=fmean(r["stop_reason"] == "length" for r in records),
+        mean_rounds=fmean(r["rounds"] for r in records), mean_nontrivial=fmean(r["nontrivial"] for r in records))
 
 
 def describe(report: Report) -> str:
