@@ -192,7 +192,7 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
     config = replace(config, **chosen, device=device, dtype=dtype)
     if dtype == "float64":
         raise ValueError("--dtype float64: training computes in float32 or bfloat16, on float32 weights.")
-    if config.lr is not None and not 0 < config.lr <= 1e30:
+    if not 0 < config.lr <= 1e30:
         raise ValueError(f"--lr {config.lr}: must be a positive number (at most 1e30).")
     if config.method not in METHODS:
         raise ValueError(f"--method {config.method!r} is not known; use one of {', '.join(METHODS)}.")
@@ -203,12 +203,11 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
     if not 0 <= config.decay <= 1:
         raise ValueError(f"--decay {config.decay}: a share of the steps, from 0 to 1.")
     least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1,
-             "max_thought_tokens": 1, "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0, "log_every": 1,
-             "inject_after": 0}
+             "max_thought_tokens": 1, "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0,
+             "log_every": 1, "inject_after": 0}
     for name, low in least.items():
-        value = getattr(config, name)
-        if value is not None and not value >= low:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {low}.")
+        if getattr(config, name) < low:
+            raise ValueError(f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least {low}.")
     return config
 
 
