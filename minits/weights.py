@@ -22,7 +22,7 @@ from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.thinking import ThinkingConfig, ThinkingStates
 from minits.tokenizer import Tokenizer
 
-FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = ("F64", "F32", "F16", "BF16")  # what weights may be, in the words of safetensors
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ["*.json", "*.safetensors"]  # files of a hub repository that we read
 
@@ -125,7 +125,7 @@ def download(hub_id: str, revision: str | None) -> Path:
     """The cached snapshot of a hub repository, fetched if need be; honours HF_HUB_OFFLINE and HF_HOME."""
     from huggingface_hub import constants, errors, snapshot_download  # imported here: local folders never need it
 
-    at = f"{hub_id}" + (f" at revision {revision}" if revision else "")
+    at = hub_id + (f" at revision {revision}" if revision else "")
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=WANTED))
     except errors.GatedRepoError as error:
@@ -141,8 +141,8 @@ def download(hub_id: str, revision: str | None) -> Path:
         raise FileNotFoundError(f"{at} is not in the cache at {constants.HF_HUB_CACHE}, and {why}. Go online once, "
                                 "or give a local folder.") from error
     except Exception as error:  # the hub, the network and the disk each have errors of their own
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FileNotFoundError(f"{at} could not be downloaded: {reason or type(error).__name__}. "
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise FileNotFoundError(f"{at} could not be downloaded: {reason}. "
                                 "Try again later, or give a local folder.") from error
 
 
