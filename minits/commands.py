@@ -20,7 +20,7 @@ from minits.bench_train import bench_train
 from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, TrainConfig,
                            resolve_device, resolve_train, task_options)
 from minits.files import listing, write_text
-from minits.generation import GenerationConfig, accelerate, generate_ids
+from minits.generation import GenerationConfig, accelerate, generate
 from minits.presets import find
 from minits.records import machine, record
 from minits.report import put_into, read_records, report as make_report
@@ -173,16 +173,14 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     for prompt, row in zip(prompts, ids):
         started = time.perf_counter()
         shown = InlineText(tokenizer, row, model.config.chunk_size, thinks=think, at_once=config.stream)
-        (result,) = generate_ids(model, [row], listen=lambda _, event: shown.tell(event), **asdict(options))
+        (result,) = generate(model, tokenizer, [prompt], listen=lambda _, event: shown.tell(event), **asdict(options))
         seconds = time.perf_counter() - started
         shown.end()
         if config.table:
             print(chunk_table(model, tokenizer, row, result), flush=True)
-        text = tokenizer.decode(tokenizer.without_eos(result.ids))
-        print(f"answer: {text.strip()}" + (f"   (expected: {example.answer})" if example else ""))
+        print(f"answer: {result.text.strip()}" + (f"   (expected: {example.answer})" if example else ""))
         print(counters(result, row, model, seconds), flush=True)
-        outputs.append({"prompt": prompt, "text": text,
-                        "thoughts": [tokenizer.decode(z[:-1]) for z in result.thought_ids], "rounds": result.rounds,
+        outputs.append({"prompt": prompt, "text": result.text, "thoughts": result.thoughts, "rounds": result.rounds,
                         "nontrivial": result.nontrivial, "stop_reason": result.stop_reason,
                         "cut_thoughts": result.cut_thoughts, "chunk_passes": result.chunk_passes,
                         "accepted": result.accepted, "seconds": seconds})

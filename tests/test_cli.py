@@ -372,7 +372,7 @@ def test_interrupted_run_without_saving_offers_no_resume(empty, monkeypatch):
 def test_ctrl_c_elsewhere_exits_130_without_a_traceback(inside, monkeypatch):
     def press(*_, **__):
         raise KeyboardInterrupt
-    monkeypatch.setattr(commands, "generate_ids", press)
+    monkeypatch.setattr(commands, "generate", press)
     status, _, err = call(*INFER, PROMPT)
     assert status == 130 and err.splitlines()[-1] == "run.py infer: interrupted"
 
