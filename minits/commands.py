@@ -127,8 +127,13 @@ def newest_run(task: str | None = None) -> Path:
     return max(found)[1]
 
 
-def default_run() -> Path:
-    """The newest run, or the checkpoint that ships."""
+def run_folder(name: str | None) -> Path:
+    """The folder given by --run, which is never looked for on the hub; else the newest run, or the one that ships."""
+    if name:
+        folder = Path(name)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"--run {name}: no such folder ({folder.parent} holds {listing(folder.parent)}).")
+        return folder
     try:
         return newest_run()
     except FileNotFoundError:
@@ -146,7 +151,7 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
         raise ValueError(f"--think {config.think}: use auto, on or off.")
     prompts = read_prompts(config)
     device, dtype = resolve_device(config.device, config.dtype)
-    source = (config.model if config.model else local(config.run) if config.run else default_run())
+    source = config.model or run_folder(config.run)
     choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
     model, tokenizer = load(source, getattr(torch, dtype), device, revision=config.revision, **choices)
     model = model if config.plain else accelerate(model)
@@ -155,9 +160,9 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
         raise ValueError(f"--think on: {source} was trained with the method {about['method']} and has no T and C; "
                          "leave --think out, or name a run of the method thinking.")
     think = model.thinks and (config.think == "on" or (config.think == "auto" and bool(about)))
-    task = TASKS[about["task"]]() if about.get("task") in TASKS else TASKS["parity"]()
     example = None
     if prompts is None:
+        task = make_task(about["task"] if about.get("task") in TASKS else "parity")
         example = draw_example(task, seed=0, split="demo", index=0, operations=(5, 5))
         prompts = [example.prompt]
     ids = [tokenizer.encode(prompt) for prompt in prompts]
@@ -211,14 +216,6 @@ def read_prompts(config: InferConfig) -> list[str] | None:
     return prompts
 
 
-def local(folder: str) -> Path:
-    """An existing folder given by --run; a run is never looked for on the hub."""
-    path = Path(folder)
-    if not path.is_dir():
-        raise FileNotFoundError(f"--run {folder}: no such folder ({path.parent} holds {listing(path.parent)}).")
-    return path
-
-
 def describe_model(about: dict) -> str:
     """One line on where a checkpoint comes from."""
     if not about:
@@ -238,7 +235,7 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
             raise ValueError(f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least 1.")
     if config.out and not Path(config.out).absolute().parent.is_dir():
         raise FileNotFoundError(f"--out {config.out}: its folder does not exist; make it first, or name another file.")
-    folder = local(config.run) if config.run else default_run()
+    folder = run_folder(config.run)
     device, dtype = resolve_device(config.device, config.dtype)
     model, tokenizer = load(folder, getattr(torch, dtype), device)
     model = model if config.plain else accelerate(model)
@@ -281,7 +278,7 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
         lines = bench_train(source, config.revision, device=device, dtype=dtype, compile=config.compile,
                             repeats=config.repeats)
         return told(lines, {"dtype": dtype}, device), 0
-    folder = local(source) if config.part == "drafts" else resolve(source, config.revision)
+    folder = run_folder(source) if config.part == "drafts" else resolve(source, config.revision)
     model, tokenizer = load(folder, getattr(torch, dtype), device, chunk_size=config.chunk_size)
     path = "plain" if config.plain else "graphs" if device.startswith("cuda") else "packed"
     model = model if config.plain else accelerate(model)
