@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import sys
-import types
 import typing
 
 from minits import commands, distributed
@@ -35,20 +34,17 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
     """
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
-        kind = hints[field.name]
-        options = [t for t in typing.get_args(kind) if t is not type(None)] if isinstance(kind, types.UnionType) else [kind]
-        text = field.metadata.get("help", "")
+        name, flag, text = field.name, "--" + field.name.replace("_", "-"), field.metadata.get("help", "")
+        kind = (typing.get_args(hints[name]) or [hints[name]])[0]  # str for `str` and for `str | None`
         if field.metadata.get("positional"):
-            parser.add_argument(field.name, nargs="?", default=argparse.SUPPRESS, metavar=field.name.upper(), help=text)
+            parser.add_argument(name, nargs="?", metavar=name.upper(), help=text)
         elif field.default is dataclasses.MISSING:
-            parser.add_argument(field.name, metavar=field.name.upper(), help="one of: " + ", ".join(TASKS))
-        elif options == [bool]:
-            parser.add_argument("--" + field.name.replace("_", "-"), default=argparse.SUPPRESS,
-                                action="store_true", help=text)
+            parser.add_argument(name, metavar=name.upper(), help="one of: " + ", ".join(TASKS))
+        elif kind is bool:
+            parser.add_argument(flag, action="store_true", help=text)
         else:
             shown = "" if field.default is None else f" (default: {field.default})"
-            parser.add_argument("--" + field.name.replace("_", "-"), type=options[0], default=argparse.SUPPRESS,
-                                metavar=options[0].__name__.upper(), help=text + shown)
+            parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text + shown)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -58,8 +54,9 @@ def make_parser() -> argparse.ArgumentParser:
     choices = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (config, _, text) in COMMANDS.items():
         command = choices.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".",
-                                     epilog=EPILOGS.get(name), formatter_class=argparse.RawDescriptionHelpFormatter)
-        command.add_argument("--traceback", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+                                     epilog=EPILOGS.get(name), formatter_class=argparse.RawDescriptionHelpFormatter,
+                                     argument_default=argparse.SUPPRESS)
+        command.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
         add_flags(command, config)
     return parser
 
