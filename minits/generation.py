@@ -185,7 +185,7 @@ def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) ->
 def read_on(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:
     """All events of a batch as (row, token or Thought): the thoughts of the prompts first, then `decode`."""
     for b, thoughts in enumerate(reading.thoughts):
-        for thought in list(thoughts):  # decoding adds to the lists
+        for thought in thoughts:
             yield b, thought
     yield from decode(model, reading, config)
 
