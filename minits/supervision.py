@@ -216,7 +216,8 @@ def first_fit(spans: Sequence[int], width: int) -> list[tuple[int, int]]:
     used, places = [], []
     for span in spans:
         row = next((r for r, tokens in enumerate(used) if tokens + span <= width), len(used))
-        used += [0] * (row == len(used))
+        if row == len(used):
+            used.append(0)
         places.append((row, used[row]))
         used[row] += span
     return places
