@@ -54,6 +54,7 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
     if command.task:
         make_task(command.task, **task_options(command))  # an unknown task is the first thing to say
     settings = {f.name: getattr(command, f.name) for f in fields(TrainConfig)}
+    lead = distributed.rank() == 0
     if command.resume:
         folder = Path(command.out) if command.out else newest_run(command.task)
         config = resumed(read_run(folder), settings, given)
@@ -61,10 +62,9 @@ def train(command: TrainCommand, given: frozenset[str]) -> tuple[dict, int]:
         config = resolve_train(TrainConfig(**settings))
         name = f"{config.task}-{config.method}-s{config.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = Path(command.out) if command.out else RUNS / name
-        if distributed.rank() == 0 and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        if lead and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"--out {folder} exists (it holds {listing(folder)}). Nothing is overwritten: name another "
                              "folder, or continue a run there with --resume.")
-    lead = distributed.rank() == 0
     figures = run_training(config, folder, log=lambda text: print(text, flush=True) if lead else None, note=note)
     if not lead:
         return figures, 130 if figures["interrupted"] else 0
@@ -230,9 +230,10 @@ def describe_model(about: dict) -> str:
 def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
     """Free-running accuracy of a run on fresh examples."""
     make_task(config.task)
-    for name in ("samples", "max_ops", "batch_size", *(["min_ops"] if config.min_ops is not None else [])):
-        if getattr(config, name) < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least 1.")
+    for name in ("samples", "max_ops", "batch_size", "min_ops"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1.")
     if config.out and not Path(config.out).absolute().parent.is_dir():
         raise FileNotFoundError(f"--out {config.out}: its folder does not exist; make it first, or name another file.")
     folder = run_folder(config.run)

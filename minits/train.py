@@ -83,8 +83,8 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
         model, tokenizer = load(checkpoints[-1])
     elif config.model == "tiny":
         model, tokenizer = make_tiny(
-            seed=config.seed, window=config.window or None if thinks else None, thinks=thinks, chunk_size=config.chunk_size,
-            inject_after=config.inject_after, extract_after=config.extract_after)
+            seed=config.seed, window=(config.window or None) if thinks else None, thinks=thinks,
+            chunk_size=config.chunk_size, inject_after=config.inject_after, extract_after=config.extract_after)
     else:
         model, tokenizer = load(config.model, revision=config.revision, chunk_size=config.chunk_size,
                                 inject_after=config.inject_after, extract_after=config.extract_after)
