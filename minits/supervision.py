@@ -54,14 +54,14 @@ class Row:
     name: str = ""
 
 
-def parse_marked(text: str, steps: Sequence[str], marker: str = MARKER) -> tuple[str, tuple[Step, ...]]:
-    """(plain text, steps) from text that holds `marker` once for each of `steps`.
+def parse_marked(text: str, steps: Sequence[str]) -> tuple[str, tuple[Step, ...]]:
+    """(plain text, steps) from text that holds `MARKER` once for each of `steps`.
 
     Raises ValueError where the numbers differ.
     """
-    parts = text.split(marker)
+    parts = text.split(MARKER)
     if len(parts) - 1 != len(steps):
-        raise ValueError(f"the text holds {len(parts) - 1} markers {marker!r} for {len(steps)} steps; "
+        raise ValueError(f"the text holds {len(parts) - 1} markers {MARKER!r} for {len(steps)} steps; "
                          "there must be one marker for each step.")
     positions, length = [], 0
     for part in parts[:-1]:
@@ -70,10 +70,10 @@ def parse_marked(text: str, steps: Sequence[str], marker: str = MARKER) -> tuple
     return "".join(parts), tuple(Step(at, step) for at, step in zip(positions, steps))
 
 
-def render_marked(prompt: str, steps: Sequence[Step], marker: str = MARKER) -> str:
+def render_marked(prompt: str, steps: Sequence[Step]) -> str:
     """`prompt` with a marker at each step's character: the inverse of `parse_marked`."""
     for step in reversed(steps):
-        prompt = prompt[:step.position] + marker + prompt[step.position:]
+        prompt = prompt[:step.position] + MARKER + prompt[step.position:]
     return prompt
 
 
