@@ -89,14 +89,13 @@ def write_model(model: ThinkingStates, tokenizer: Tokenizer, target: Path, about
         write_tensors(blocks.state_dict(), target / "thinking.safetensors")
     ids = {"eos_token_id": list(config.eos_ids), "pad_token_id": config.pad_id}
     dtype = str(model.backbone.lm_head.weight.dtype).removeprefix("torch.")
-    choices = {"chunk_size": config.chunk_size, "inject_after": config.inject_after,
-               "extract_after": config.extract_after}
-    name = tokenizer.token
+    choices = {key: getattr(config, key) for key in ("chunk_size", "inject_after", "extract_after")}
     for file, content in {
         "config.json": model.backbone.config.to_json() | ids | {"torch_dtype": dtype},
         "generation_config.json": ids,
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": name(config.eos_ids[0]),
-                                  "pad_token": name(config.pad_id)},
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast",
+                                  "eos_token": tokenizer.token(config.eos_ids[0]),
+                                  "pad_token": tokenizer.token(config.pad_id)},
         "thinking.json": about | choices,
     }.items():
         (target / file).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
