@@ -11,9 +11,9 @@ from minits import distributed
 from minits.supervision import LAYOUTS, METHODS
 
 
-def setting(default, text: str):
-    """A field with its default and its help text (meaning and unit)."""
-    return field(default=default, metadata={"help": text})
+def setting(default, text: str, positional: bool = False):
+    """A field with its default and its help text (meaning and unit); a flag unless it is `positional`."""
+    return field(default=default, metadata={"help": text, "positional": positional})
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ JSON = "make the last line of stdout one JSON object"
 class TrainCommand(TrainConfig):
     """What `run.py train` takes beside the settings that make the run what it is."""
 
-    task: str | None = field(default=None, metadata={"positional": True, "help": "parity or vars; a preset names its own"})
+    task: str | None = setting(None, "parity or vars; a preset names its own", positional=True)
     out: str | None = setting(None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME")
     resume: bool = setting(False, "go on from the last checkpoint in --out (default: of the newest run)")
     json: bool = setting(False, JSON)
@@ -77,7 +77,7 @@ class TrainCommand(TrainConfig):
 class InferConfig:
     """`run.py infer`."""
 
-    prompt: str | None = field(default=None, metadata={"positional": True, "help": "text; default: a built-in example"})
+    prompt: str | None = setting(None, "text; default: a built-in example", positional=True)
     file: str | None = setting(None, "file with one prompt a line, - for standard input")
     run: str | None = setting(None, "run folder; default: the newest in runs/, else the checkpoint that ships")
     model: str | None = setting(None, "model folder or hub id, instead of a run")
@@ -151,8 +151,7 @@ class ReportConfig:
 class BenchConfig:
     """`run.py bench`: speed of inference on real weights."""
 
-    part: str = field(default="all", metadata={"positional": True,
-                                               "help": "prefill, decode, end-to-end, all (these three, default), drafts, train"})
+    part: str = setting("all", "prefill, decode, end-to-end, all (these three, default), drafts, train", positional=True)
     model: str | None = setting(None, "model folder or hub id: real weights, for the speed of a toy says nothing")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(None, "c: tokens a chunk (default 8)")
