@@ -41,12 +41,13 @@ def load(folder_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, devic
     eos_ids, pad_id = special_ids(folder, config.vocab_size)
     about = read_about(folder)
     asked = {"chunk_size": chunk_size, "inject_after": inject_after, "extract_after": extract_after}
-    choices = {"chunk_size": 8, "inject_after": 1, "extract_after": max(1, config.num_hidden_layers - 1)}
+    asked = {key: value for key, value in asked.items() if value is not None}
+    usual = {"chunk_size": 8, "inject_after": 1, "extract_after": max(1, config.num_hidden_layers - 1)}
+    choices = {key: about[key] for key in usual} if about else usual | asked
     for key, value in asked.items():
-        if about and value is not None and value != about[key]:
-            raise ValueError(f"{key} {value} was asked, but {folder} was trained with {about[key]}; leave it out, "
+        if value != choices[key]:
+            raise ValueError(f"{key} {value} was asked, but {folder} was trained with {choices[key]}; leave it out, "
                              "or train again with the value you want.")
-        choices[key] = about[key] if about else choices[key] if value is None else value
 
     with torch.device("meta"):
         model = ThinkingStates(Qwen2ForCausalLM(config), ThinkingConfig(**choices, eos_ids=eos_ids, pad_id=pad_id),
