@@ -10,6 +10,7 @@ import time
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from shlex import quote
+from statistics import fmean
 
 import torch
 
@@ -353,11 +354,11 @@ def data(config: DataConfig, given: frozenset[str]) -> tuple[dict, int]:
                            tokenizer, thinking) for i in range(config.samples)]
     thoughts = [z for r in many for z in r.thoughts]
     figures = {
-        "samples": len(many), "tokens_mean": sum(len(r.ids) for r in many) / len(many),
-        "chunks_mean": sum(len(r.thoughts) for r in many) / len(many),
+        "samples": len(many), "tokens_mean": fmean(len(r.ids) for r in many),
+        "chunks_mean": fmean(len(r.thoughts) for r in many),
         "nontrivial_share": sum(len(z) > 1 for z in thoughts) / max(len(thoughts), 1),
         "thought_tokens_max": max(map(len, thoughts), default=0),
-        "late_share": sum(r.late for r in many) / len(many),
+        "late_share": fmean(r.late for r in many),
         "steps_without_target": sum(r.without_target for r in many), "prompt": example.prompt,
         "ids": row.ids, "thoughts": row.thoughts}
     print(f"over {len(many)} examples of 1 … 100 operations: {figures['tokens_mean']:.0f} tokens and "
