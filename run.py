@@ -9,7 +9,7 @@ import sys
 import typing
 
 from minits import commands, distributed
-from minits.config import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand
+from minits.config import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, flag
 from minits.tasks import TASKS
 from minits.train import TrainingError
 
@@ -23,7 +23,7 @@ COMMANDS = {
 }
 
 EPILOGS = {"train": "recipes (task, model: settings):\n" + "\n".join(
-    f"  {task}, {kind}: " + " ".join(f"--{key.replace('_', '-')} {value}" for key, value in recipe.items())
+    f"  {task}, {kind}: " + " ".join(f"{flag(key)} {value}" for key, value in recipe.items())
     for (task, kind), recipe in RECIPES.items())}
 
 
@@ -34,17 +34,17 @@ def add_flags(parser: argparse.ArgumentParser, config: type) -> None:
     """
     hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
-        name, flag, text = field.name, "--" + field.name.replace("_", "-"), field.metadata.get("help", "")
+        name, text = field.name, field.metadata.get("help", "")
         kind = (typing.get_args(hints[name]) or [hints[name]])[0]  # str for `str` and for `str | None`
         if field.metadata.get("positional"):
             parser.add_argument(name, nargs="?", metavar=name.upper(), help=text)
         elif field.default is dataclasses.MISSING:
             parser.add_argument(name, metavar=name.upper(), help="one of: " + ", ".join(TASKS))
         elif kind is bool:
-            parser.add_argument(flag, action="store_true", help=text)
+            parser.add_argument(flag(name), action="store_true", help=text)
         else:
             shown = "" if field.default is None else f" (default: {field.default})"
-            parser.add_argument(flag, type=kind, metavar=kind.__name__.upper(), help=text + shown)
+            parser.add_argument(flag(name), type=kind, metavar=kind.__name__.upper(), help=text + shown)
 
 
 def make_parser() -> argparse.ArgumentParser:

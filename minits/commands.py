@@ -19,7 +19,7 @@ from minits import evaluate as evaluation
 from minits.bench import bench as measure, bench_drafts
 from minits.bench_train import bench_train
 from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, TrainConfig,
-                           resolve_device, resolve_train, task_options)
+                           flag, resolve_device, resolve_train, task_options)
 from minits.files import listing, write_text
 from minits.generation import GenerationConfig, accelerate, generate
 from minits.presets import find
@@ -104,7 +104,7 @@ def with_preset(command: TrainCommand, given: frozenset[str]) -> TrainCommand:
 
 def resumed(stored: TrainConfig, settings: dict, given: frozenset[str]) -> TrainConfig:
     """The stored configuration; raises ValueError if a flag contradicts it (only the device may change)."""
-    contrary = [f"--{name.replace('_', '-')} {settings[name]} (run: {getattr(stored, name)})" for name in sorted(given)
+    contrary = [f"{flag(name)} {settings[name]} (run: {getattr(stored, name)})" for name in sorted(given)
                 if name in settings and name != "device" and settings[name] != getattr(stored, name)]
     if contrary:
         raise ValueError(f"--resume continues a run with its own settings, but {', '.join(contrary)} was given. "
@@ -234,7 +234,7 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
     for name in ("samples", "max_ops", "batch_size", "min_ops"):
         value = getattr(config, name)
         if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least 1.")
+            raise ValueError(f"{flag(name)} {value}: must be at least 1.")
     if config.out and not Path(config.out).absolute().parent.is_dir():
         raise FileNotFoundError(f"--out {config.out}: its folder does not exist; make it first, or name another file.")
     folder = run_folder(config.run)

@@ -16,6 +16,11 @@ def setting(default, text: str, positional: bool = False):
     return field(default=default, metadata={"help": text, "positional": positional})
 
 
+def flag(name: str) -> str:
+    """How the command line spells a setting."""
+    return "--" + name.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """`run.py train`. None: chosen by the recipe for the task and kind of model (`RECIPES`), or by the machine."""
@@ -193,10 +198,9 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
         raise ValueError("--dtype float64: training computes in float32 or bfloat16, on float32 weights.")
     if not 0 < config.lr <= 1e30:
         raise ValueError(f"--lr {config.lr}: must be a positive number (at most 1e30).")
-    if config.method not in METHODS:
-        raise ValueError(f"--method {config.method!r} is not known; use one of {', '.join(METHODS)}.")
-    if config.layout not in LAYOUTS:
-        raise ValueError(f"--layout {config.layout!r} is not known; use one of {', '.join(LAYOUTS)}.")
+    for name, allowed in (("method", METHODS), ("layout", LAYOUTS)):
+        if getattr(config, name) not in allowed:
+            raise ValueError(f"--{name} {getattr(config, name)!r} is not known; use one of {', '.join(allowed)}.")
     if not config.clip > 0:
         raise ValueError(f"--clip {config.clip}: the largest gradient norm, a positive number.")
     if not 0 <= config.decay <= 1:
@@ -206,7 +210,7 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
              "log_every": 1, "inject_after": 0}
     for name, low in least.items():
         if getattr(config, name) < low:
-            raise ValueError(f"--{name.replace('_', '-')} {getattr(config, name)}: must be at least {low}.")
+            raise ValueError(f"{flag(name)} {getattr(config, name)}: must be at least {low}.")
     return config
 
 
