@@ -17,7 +17,7 @@ COMMANDS = {
     "train": (TrainCommand, commands.train, "train on a task and evaluate, in and beyond the trained lengths"),
     "infer": (InferConfig, commands.infer, "answer prompts and show every thought where it arose"),
     "eval": (EvalConfig, commands.evaluate, "evaluate a trained run on a task"),
-    "bench": (BenchConfig, commands.bench, "measure inference beside the limits of the machine"),
+    "bench": (BenchConfig, commands.bench, "measure speed beside the limits of the machine"),
     "report": (ReportConfig, commands.report, "print the tables of results, made of the records of real runs"),
     "data": (DataConfig, commands.data, "show an example of a task with its chunks, markers and targets"),
 }
@@ -68,6 +68,9 @@ def main(arguments: list[str] | None = None) -> int:
     config, command, _ = COMMANDS[name]
     try:
         result, status = command(config(**given), frozenset(given))
+        if given.get("json") and distributed.rank() == 0:
+            print(json.dumps(result), flush=True)
+        return status
     except BrokenPipeError:  # the reader (head, less) has gone
         sys.stderr.close()
         return 141
@@ -80,9 +83,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"run.py {name}: interrupted", file=sys.stderr)
         return 130
-    if given.get("json") and distributed.rank() == 0:
-        print(json.dumps(result), flush=True)
-    return status
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from minits.records import machine, record
 from minits.report import put_into, read_records, report as make_report
 from minits.show import InlineText, chunk_table, counters
 from minits.supervision import encode_example, render_marked
-from minits.tasks import TASKS, draw_example, make_task
+from minits.tasks import TASKS, Task, draw_example, make_task
 from minits.thinking import ThinkingConfig
 from minits.tiny import ASSETS, tiny_tokenizer
 from minits.tokenizer import Tokenizer
@@ -91,7 +91,7 @@ FREE = {"task", "preset", "model", "revision", "seed", "device", "dtype", "out",
 def with_preset(command: TrainCommand, given: frozenset[str]) -> TrainCommand:
     """`command` with its preset's settings; raises ValueError for a flag that would make it another run."""
     settings = find(command.preset).settings
-    contrary = [f"{name} {getattr(command, name)} (preset: {settings.get(name, 'the default')})" for name in sorted(given)
+    contrary = [f"{flag(name)} {getattr(command, name)} (preset: {settings.get(name, 'the default')})" for name in sorted(given)
                 if (getattr(command, name) != settings[name] if name in settings else name not in FREE)]
     if contrary:
         raise ValueError(f"--preset {command.preset} has its own settings, but {', '.join(contrary)} was given. Leave it "
@@ -141,6 +141,18 @@ def run_folder(name: str | None) -> Path:
         return SHIPPED
 
 
+def trained_options(folder: Path, task: str) -> dict:
+    """What the run in `folder` chose for its `task`; nothing where it is no run, or one of another task."""
+    trained = read_run(folder) if (folder / "run.json").exists() else None
+    return task_options(trained) if trained and trained.task == task else {}
+
+
+def trained_task(folder: Path, about: dict) -> Task:
+    """The task of the weights in `folder`, as far as they tell (`about`); else Parity."""
+    name = about["task"] if about.get("task") in TASKS else "parity"
+    return make_task(name, **trained_options(folder, name))
+
+
 # -- infer ---------------------------------------------------------------------------------------------------------------
 
 
@@ -156,15 +168,15 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
     model, tokenizer = load(source, getattr(torch, dtype), device, revision=config.revision, **choices)
     model = model if config.plain else accelerate(model)
-    about = read_about(checkpoint_of(resolve(source, config.revision)))
+    folder = resolve(source, config.revision)
+    about = read_about(checkpoint_of(folder))
     if config.think == "on" and not model.thinks:
         raise ValueError(f"--think on: {source} was trained with the method {about['method']} and has no T and C; "
                          "leave --think out, or name a run of the method thinking.")
     think = model.thinks and (config.think == "on" or (config.think == "auto" and bool(about)))
     example = None
     if prompts is None:
-        task = make_task(about["task"] if about.get("task") in TASKS else "parity")
-        example = draw_example(task, seed=0, split="demo", index=0, operations=(5, 5))
+        example = draw_example(trained_task(folder, about), seed=0, split="demo", index=0, operations=(5, 5))
         prompts = [example.prompt]
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     options = GenerationConfig(max_new_tokens=config.max_new_tokens, prefill=config.prefill, draft=config.draft,
@@ -242,8 +254,7 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
     model, tokenizer = load(folder, getattr(torch, dtype), device)
     model = model if config.plain else accelerate(model)
     about = read_about(checkpoint_of(folder))
-    trained = read_run(folder) if (folder / "run.json").exists() else None
-    task = make_task(config.task, **((task_options(trained) if trained else {}) | task_options(config)))
+    task = make_task(config.task, **(trained_options(folder, config.task) | task_options(config)))
     lengths = (config.min_ops or min(about.get("max_ops", 1), config.max_ops), config.max_ops)
     if lengths[0] > lengths[1]:
         raise ValueError(f"--min-ops {lengths[0]} is more than --max-ops {lengths[1]}; exchange them.")
@@ -264,7 +275,7 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
 
 
 def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
-    """Measures inference; one line a measurement."""
+    """Measures speed; one line a measurement."""
     if config.part not in ("prefill", "decode", "end-to-end", "all", "drafts", "train") or config.repeats < 1:
         raise ValueError(f"bench {config.part} --repeats {config.repeats}: the part is prefill, decode, end-to-end, all, "
                          "drafts or train, and --repeats is at least 1.")
@@ -281,13 +292,16 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
                             repeats=config.repeats)
         return told(lines, {"dtype": dtype}, device), 0
     folder = run_folder(source) if config.part == "drafts" else resolve(source, config.revision)
+    about = read_about(checkpoint_of(folder))
+    if config.part == "drafts" and about.get("method") != "thinking":
+        raise ValueError(f"bench drafts --run {source}: it measures prefill with a model's own thoughts, and this one was not "
+                         f"trained to think (method: {about.get('method')}). Name a run of the method thinking.")
     model, tokenizer = load(folder, getattr(torch, dtype), device, chunk_size=config.chunk_size)
     path = "plain" if config.plain else "graphs" if device.startswith("cuda") else "packed"
     model = model if config.plain else accelerate(model)
     note(f"{source} in {dtype} on {machine(device)}, path: {path}")
     if config.part == "drafts":
-        task = make_task(read_about(checkpoint_of(folder))["task"])
-        examples = [draw_example(task, seed=7, split="bench", index=i, operations=(10, 40)) for i in range(16)]
+        examples = [draw_example(trained_task(folder, about), seed=7, split="bench", index=i, operations=(10, 40)) for i in range(16)]
         lines = bench_drafts(model, [tokenizer.encode(example.prompt) for example in examples], config.repeats)
     else:
         lines = measure(model, str(folder), parts=config.part, repeats=config.repeats)

@@ -154,7 +154,7 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """`run.py bench`: speed of inference on real weights."""
+    """`run.py bench`: speed on real weights."""
 
     part: str = setting("all", "prefill, decode, end-to-end, all (these three, default), drafts, train", positional=True)
     model: str | None = setting(None, "model folder or hub id: real weights, for the speed of a toy says nothing")
@@ -217,11 +217,14 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
 def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
     """(device, compute dtype) with None replaced; raises ValueError for what this machine or program lacks."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind = device.split(":")[0]
+    kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"--device {device}: only cpu and cuda are supported (tested).")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {device}: this machine or this build of torch has no CUDA; use --device cpu.")
+    if ":" in device and not (index.isdecimal() and (kind == "cpu" or int(index) < torch.cuda.device_count())):
+        raise ValueError(f"--device {device}: after the colon stands the number of a card, of which this machine has "
+                         f"{torch.cuda.device_count()} (from 0 on).")
     dtype = dtype or ("bfloat16" if kind == "cuda" else "float32")
     if dtype not in ("float32", "bfloat16", "float64"):
         raise ValueError(f"--dtype {dtype}: use float32, bfloat16 or float64.")

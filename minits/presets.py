@@ -1,6 +1,6 @@
 """Named runs: `run.py train --preset NAME`. A preset is a cell of a table: what to train, and what the paper found there.
 
-One recipe for each task and method, whatever N is; N is the longest training example in operations.
+In Table 1 one recipe for each task and method, whatever N is; N is the longest training example in operations.
 """
 from __future__ import annotations
 

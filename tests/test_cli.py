@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -144,6 +145,8 @@ BAD = {
     "no CUDA": ([*INFER, PROMPT, "--device", "cuda"], ["--device cuda", "no CUDA", "--device cpu"]),
     "no CUDA to train on": ([*TRAIN, "--device", "cuda"], ["--device cuda", "no CUDA", "--device cpu"]),
     "MPS": ([*INFER, PROMPT, "--device", "mps"], ["--device mps", "only cpu and cuda"]),
+    "no number of a card": ([*INFER, PROMPT, "--device", "cpu:x"], ["--device cpu:x", "number of a card"]),
+    "drafts of a plain model": (["bench", "drafts", "--run", "plain"], ["--run plain", "not trained to think", "method thinking"]),
     "unknown dtype": ([*INFER, PROMPT, "--dtype", "float16"], ["--dtype float16", "use float32"]),
     # train
     "unknown task": (["train", "pairty"], ["'pairty'", "parity, vars"]),
@@ -325,6 +328,22 @@ def test_vars_trains_with_its_own_options(empty):
     assert status == 0 and result(out)["settings"]["variables"] == 2
     first = json.loads((empty / "run" / "predictions_id.jsonl").read_text().splitlines()[0])
     assert first["prompt"].count(";") == 1 and first["gold"].startswith("Final values: a=")
+
+
+def test_a_run_of_vars_is_shown_with_its_own_options_and_evaluated_on_another_task_too(empty):
+    assert call("train", "vars", "--variables", "2", "--modulus", "5", "--steps", "1", *SHORT, "--out", "two")[0] == 0
+    status, out, _ = call("infer", "--run", "two", "--json", *FAST)
+    values = [int(x) for x in re.findall(r"\d+", result(out)["prompt"])]
+    assert status == 0 and max(values) < 5 and " c =" not in result(out)["prompt"]
+    assert call("eval", "parity", "--run", "two", "--samples", "2", "--max-ops", "3", "--max-thought-tokens", "4")[0] == 0
+    assert commands.trained_task(empty / "two", {"task": "vars"}).variables == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell's pipe")
+def test_a_reader_that_has_gone_is_no_error_with_json_either(empty):
+    command = f"{shlex.quote(sys.executable)} {ROOT / 'run.py'} report --json | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_training_without_saving_does_not_point_to_a_checkpoint(empty):
