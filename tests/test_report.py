@@ -94,7 +94,7 @@ def test_a_training_run_records_its_preset(tmp_path, monkeypatch, capsys):
 def test_a_preset_takes_no_other_flag_that_makes_another_run_of_it(tmp_path, capsys):
     for flags in (["--window", "0"], ["--thought-weight", "0"], ["--eval-samples", "5"], ["--steps", "3"]):
         assert run.main(["train", "--preset", "tiny/parity-thinking", "--out", str(tmp_path / "run"), *flags]) == 2
-        assert flags[0][2:].replace("-", "_") in capsys.readouterr().err
+        assert flags[0] in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
