@@ -21,7 +21,7 @@ from minits.bench_train import bench_train
 from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, TrainConfig,
                            flag, resolve_device, resolve_train, task_options)
 from minits.files import listing, write_text
-from minits.generation import GenerationConfig, accelerate, generate
+from minits.generation import GenerationConfig, accelerate, generate_ids, with_texts
 from minits.presets import find
 from minits.records import machine, record
 from minits.report import put_into, read_records, report as make_report
@@ -91,8 +91,8 @@ FREE = {"task", "preset", "model", "revision", "seed", "device", "dtype", "out",
 def with_preset(command: TrainCommand, given: frozenset[str]) -> TrainCommand:
     """`command` with its preset's settings; raises ValueError for a flag that would make it another run."""
     settings = find(command.preset).settings
-    contrary = [f"{flag(name)} {getattr(command, name)} (preset: {settings.get(name, 'the default')})" for name in sorted(given)
-                if (getattr(command, name) != settings[name] if name in settings else name not in FREE)]
+    contrary = [f"{flag(name)} {getattr(command, name)} (preset: {settings.get(name, 'the default')})"
+                for name in sorted(given) if (getattr(command, name) != settings[name] if name in settings else name not in FREE)]
     if contrary:
         raise ValueError(f"--preset {command.preset} has its own settings, but {', '.join(contrary)} was given. Leave it "
                          "out, or give the settings without --preset.")
@@ -165,10 +165,10 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     prompts = read_prompts(config)
     device, dtype = resolve_device(config.device, config.dtype)
     source = config.model or run_folder(config.run)
-    choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
-    model, tokenizer = load(source, getattr(torch, dtype), device, revision=config.revision, **choices)
-    model = model if config.plain else accelerate(model)
     folder = resolve(source, config.revision)
+    choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
+    model, tokenizer = load(folder, getattr(torch, dtype), device, **choices)
+    model = model if config.plain else accelerate(model)
     about = read_about(checkpoint_of(folder))
     if config.think == "on" and not model.thinks:
         raise ValueError(f"--think on: {source} was trained with the method {about['method']} and has no T and C; "
@@ -191,9 +191,10 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     for prompt, row in zip(prompts, ids):
         started = time.perf_counter()
         shown = InlineText(tokenizer, row, model.config.chunk_size, thinks=think, at_once=config.stream)
-        (result,) = generate(model, tokenizer, [prompt], listen=lambda _, event: shown.tell(event), **asdict(options))
+        (result,) = generate_ids(model, [row], listen=lambda _, event: shown.tell(event), **asdict(options))
         seconds = time.perf_counter() - started
         shown.end()
+        result = with_texts(result, tokenizer)
         if config.table:
             print(chunk_table(model, tokenizer, row, result), flush=True)
         print(f"answer: {result.text.strip()}" + (f"   (expected: {example.answer})" if example else ""))
@@ -301,7 +302,8 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
     model = model if config.plain else accelerate(model)
     note(f"{source} in {dtype} on {machine(device)}, path: {path}")
     if config.part == "drafts":
-        examples = [draw_example(trained_task(folder, about), seed=7, split="bench", index=i, operations=(10, 40)) for i in range(16)]
+        task = trained_task(folder, about)
+        examples = [draw_example(task, seed=7, split="bench", index=i, operations=(10, 40)) for i in range(16)]
         lines = bench_drafts(model, [tokenizer.encode(example.prompt) for example in examples], config.repeats)
     else:
         lines = measure(model, str(folder), parts=config.part, repeats=config.repeats)

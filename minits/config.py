@@ -209,7 +209,7 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
              "max_thought_tokens": 1, "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0,
              "log_every": 1, "inject_after": 0}
     for name, low in least.items():
-        if getattr(config, name) < low:
+        if not getattr(config, name) >= low:
             raise ValueError(f"{flag(name)} {getattr(config, name)}: must be at least {low}.")
     return config
 

@@ -248,5 +248,10 @@ def generate(model: ThinkingStates, tokenizer, prompts: Sequence[str], max_new_t
     """Answers for `prompts` (texts), with texts of answer and thoughts filled in; further options as `generate_ids`."""
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     results = generate_ids(model, encoded, max_new_tokens=max_new_tokens, prefill=prefill, **options)
-    return [replace(result, text=tokenizer.decode(tokenizer.without_eos(result.ids)),
-                    thoughts=[tokenizer.decode(ids[:-1]) for ids in result.thought_ids]) for result in results]
+    return [with_texts(result, tokenizer) for result in results]
+
+
+def with_texts(result: GenerationResult, tokenizer) -> GenerationResult:
+    """`result` with the texts of its answer and thoughts."""
+    return replace(result, text=tokenizer.decode(tokenizer.without_eos(result.ids)),
+                   thoughts=[tokenizer.decode(ids[:-1]) for ids in result.thought_ids])

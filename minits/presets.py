@@ -51,14 +51,15 @@ def make_presets() -> dict[str, Preset]:
     found["tiny/vars2-20-dense"] = Preset(title.format(20) + "dense", small | {"layout": "pack"})
     found["tiny/vars2-20-window"] = Preset(title.format(20) + "window 16", small | {"layout": "pack", "window": 16})
     found["tiny/vars2-20-long-rows"] = Preset(title.format(20) + "dense + long-rows", small | LONG_ROWS)
-    calm = small | {"steps": 1000, "batch_size": 96} | LONG_ROWS  # less noise: the plateau ends sooner
+    calm = small | {"steps": 1000, "batch_size": 96} | LONG_ROWS  # less noise
     for N, c in ((20, 3), (20, 4), (20, 6), (10, 3)):
         found[f"tiny/vars2-{N}-chunks-of-{c}"] = Preset(
             title.format(N) + f"dense + long-rows, batches of 96, chunks of {c}", calm | {"max_ops": N, "chunk_size": c})
     found["tiny/vars2-20-chunks-of-3-pack"] = Preset(
         title.format(20) + "dense, batches of 96, chunks of 3", calm | {"chunk_size": 3, "layout": "pack"})
     found["tiny/vars2-20-chunks-of-3-calm"] = Preset(
-        title.format(20) + "dense + long-rows, batches of 96, chunks of 3, rate 1e-3", calm | {"chunk_size": 3, "lr": 1e-3, "steps": 2000})
+        title.format(20) + "dense + long-rows, batches of 96, chunks of 3, rate 1e-3",
+        calm | {"chunk_size": 3, "lr": 1e-3, "steps": 2000})
     names = {"no-cot": "No-CoT", "cot": "CoT", "thinking": "Thinking States"}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in PAPER.items():

@@ -1,7 +1,7 @@
 """Thinking States (paper, section 3): the thinking block T, the compression block C, and the teacher-forced loss.
 
-Inference is in prefill.py and generation.py. All use the same `lower`, `middle` and `upper` parts of the backbone, so that the state
-enters and leaves at the same place in training and in inference.
+Inference is in prefill.py and generation.py. All use the same `lower`, `middle` and `upper` parts of the backbone, so
+that the state enters and leaves at the same place in training and in inference.
 """
 from __future__ import annotations
 
