@@ -1,10 +1,35 @@
 """CUDA graphs: work that always has the same shape, recorded once and launched as one from then on."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
+
+
+@cache
+def side_stream(device: int) -> torch.cuda.Stream:
+    """The stream of `device` on which all is warmed up and recorded, so that a pool's memory serves all of its graphs."""
+    return torch.cuda.Stream(device)
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Within, cuBLAS has no scratch memory but what it is given there; no one else is given that.
+
+    torch keeps a piece (32 MB on an H100) for every stream and thread that multiplied, and a graph knows the piece it found
+    by its address alone. Put around a recording and nothing else, this makes it a piece of the graph's pool, which lives
+    as long as the graph. A piece from before the recording, of a warming up on the same stream, say, would be freed on
+    leaving; one that is kept is freed, from torch 2.12 on, with whichever graph of that stream ends first (PyTorch's issue
+    193402).
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def capture(run: Callable[[], object], pool, restore: Callable[[], None] = lambda: None) -> torch.cuda.CUDAGraph:
@@ -13,7 +38,7 @@ def capture(run: Callable[[], object], pool, restore: Callable[[], None] = lambd
     Whatever is made within `run` lives in `pool`, which graphs share: it lasts until another one of them runs. Other
     threads of the program may go on allocating meanwhile, hence the error mode.
     """
-    stream = torch.cuda.Stream()
+    stream = side_stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(2):
@@ -21,7 +46,7 @@ def capture(run: Callable[[], object], pool, restore: Callable[[], None] = lambd
             restore()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    with own_workspaces(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         run()
     return graph
 

@@ -10,7 +10,7 @@ from minits import config
 
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
 BASELINES: dict[tuple[str, str], dict] = {  # instead of the task's recipe, which is that of Thinking States
-    ("parity", "no-cot"): {"steps": 600}, ("parity", "cot"): {"steps": 300},
+    ("parity", "no-cot"): {"steps": 600}, ("parity", "cot"): {"steps": 600},
     ("vars", "no-cot"): {"steps": 600, "batch_size": 64, "lr": 5e-5},
     ("vars", "cot"): {"steps": 400, "batch_size": 64, "lr": 5e-5},
 }

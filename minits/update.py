@@ -39,7 +39,7 @@ class Update:
         self.weights = torch.tensor([1.0, config.thought_weight], device=model.device)
         self.stopped = torch.zeros((), device=model.device)
         self.graphs: dict[int, tuple] | None = {} if self.cuda and alone and config.accumulate == 1 else None
-        self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
+        self.pool = None  # of the graphs' memory; see make_room
         if config.compile:
             if not alone:  # else each layer of 0.5B becomes three graphs, for which DDP has no use
                 torch._dynamo.config.optimize_ddp = False
@@ -122,17 +122,33 @@ class Update:
     def replay(self, batch: Batch) -> Tensor:
         """`step` as a graph, captured when this shape of batch comes for the first time.
 
-        One graph for each width of rows: the other sizes only grow (`Roomy`), so an outgrown shape never comes again. (Rows
-        of several samples only grow in width, too; the graph of an outgrown width stays.)
+        One graph for each width of rows: the other sizes only grow (`Roomy`), so an outgrown shape never comes again.
         """
         width, shapes = batch.ids.shape[1], [x.shape for x in batch.tensors]
         if width not in self.graphs or self.graphs[width][0] != shapes:
+            self.make_room(width)
             self.graphs[width] = shapes, *self.capture(batch)
         _, graph, static, metrics = self.graphs[width]
         for ours, given in zip(static.tensors, batch.tensors):
             ours.copy_(given)
         graph.replay()
         return metrics.clone()
+
+    def make_room(self, width: int) -> None:
+        """Lets go of the graphs that one of `width` replaces, before it is warmed up: beside each other they need twice the
+        memory. Rows of several samples only grow in width, so there it replaces all.
+
+        Once no graph is left, their memory is given back, and the next ones get a pool of their own: torch does not take up
+        one again whose graphs have all ended (use_count > 0 INTERNAL ASSERT FAILED).
+        """
+        torch.cuda.synchronize()  # the last step may still run in that memory
+        if self.config.layout == "rows":
+            self.graphs.pop(width, None)
+        else:
+            self.graphs.clear()
+        if not self.graphs:
+            self.pool = torch.cuda.graph_pool_handle()
+            torch.cuda.empty_cache()
 
     def capture(self, batch: Batch) -> tuple[torch.cuda.CUDAGraph, Batch, Tensor]:
         """The graph, the batch it reads and the figures it leaves.

@@ -216,6 +216,8 @@ class FakeGraph:
 @pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
 def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(layout, tmp_path, monkeypatch):
     monkeypatch.setattr(minits.update, "capture", FakeGraph)
+    for name in ("synchronize", "empty_cache", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
     options = dict(layout=layout, row_tokens=64, steps=16)
     plain, graphed = begin(tmp_path / "plain", **options), begin(tmp_path / "graphed", **options)
     graphed.update.graphs, graphed.stream.sizes = {}, Roomy()

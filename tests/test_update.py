@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from test_train import begin
 
+import minits.update
 from minits import loss
 from minits.loss import IGNORED, cross_entropy_sum
 from minits.supervision import Roomy
@@ -74,6 +75,41 @@ def test_after_the_last_step_the_memory_of_the_graphs_is_free(tmp_path):
     before = torch.cuda.memory_reserved()
     run.update.leave()
     assert torch.cuda.memory_reserved() < before
+
+
+@pytest.mark.parametrize("layout", ["rows", "pack"])
+def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_path, monkeypatch):
+    """Beside each other they would need twice the memory. The steps are those of single kernels before and after."""
+    options = dict(device="cuda", dtype="float32", layout=layout, row_tokens=64, batch_size=8)
+    graphed, plain = (begin(tmp_path / name, **options) for name in ("graphed", "plain"))
+    plain.update.graphs = None
+    pools, held, capture = set(), [], minits.update.capture
+
+    def memory() -> int:
+        return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot()
+                   if tuple(segment["segment_pool_id"]) in pools)
+
+    def watched(step, pool) -> torch.cuda.CUDAGraph:
+        held.append(memory())
+        pools.add(tuple(pool))
+        return capture(step, pool)
+    monkeypatch.setattr(minits.update, "capture", watched)
+
+    def both(rows) -> None:
+        assert train_step(graphed, rows) == pytest.approx(train_step(plain, rows), rel=2e-3, abs=1e-5)
+    rows, full = plain.stream.rows(0), []
+    for more in (1, 4, 16):
+        both(rows * more)
+        full.append(memory())
+    both(rows * 16)
+    assert len(pools) == len(held) == 3 and len(graphed.update.graphs) == 1
+    assert held[0] == 0 and all(h <= f / 4 for h, f in zip(held[1:], full))  # left: what the optimizer holds, one segment
+    if layout == "pack":  # a wider row replaces all
+        for run in (graphed, plain):
+            run.stream.sizes.room(256)
+        both(rows)
+        both(rows)
+        assert len(held) == 4 and held[3] <= full[2] / 4 and list(graphed.update.graphs) == [256]
 
 
 def test_clipping_on_cuda_is_that_on_the_cpu(tmp_path):
