@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minits.files import require, write_text
-from minits.presets import PRESETS, TABLES
+from minits.presets import PRESETS, TABLES, Preset
 
 RECORDS = Path(__file__).parent / "records"
 BEGIN, END = "<!-- run.py report: begin -->", "<!-- run.py report: end -->"
@@ -26,28 +26,58 @@ def read_records(path: Path = RECORDS / "train.jsonl") -> list[dict]:
 
 
 def report(records: Sequence[dict]) -> str:
-    """The tables, in Markdown: a line for each run of a preset, and one for each preset that was never run."""
-    parts = []
-    for title, beginnings in TABLES.items():
-        lines = [f"**{title}**", "", "| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
-        for name, preset in PRESETS.items():
-            if name.startswith(beginnings):
-                runs = [record for record in records if record.get("preset") == name] or [None]
-                lines += ["| " + " | ".join(cells(name, run)) + " |" for run in runs]
+    """All tables, in Markdown: an overview, then a line for each run of a preset and for each preset never run."""
+    parts = [overview(records)]
+    for title in TABLES:
+        lines = [f"**{title}**", "", *head(COLUMNS)]
+        for name, _, runs in table(title, records):
+            lines += ["| " + " | ".join(cells(name, run)) + " |" for run in runs or [None]]
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
+
+
+def table(title: str, records: Sequence[dict]) -> Iterator[tuple[str, Preset, list[dict]]]:
+    """The presets of a table by name, each with its runs."""
+    for name, preset in PRESETS.items():
+        if name.startswith(TABLES[title]):
+            yield name, preset, [record for record in records if record.get("preset") == name]
+
+
+def overview(records: Sequence[dict]) -> str:
+    """Real weights, percent right on longer inputs: a line for each task and method, a column for each N."""
+    found: dict[str, dict[int, str]] = {}
+    for name, preset, runs in (cell for title in TABLES for cell in table(title, records)):
+        if not name.startswith("tiny/"):
+            line = f"{preset.settings['task'].capitalize()}: {preset.title.split(', N =')[0]}"
+            found.setdefault(line, {})[preset.settings["max_ops"]] = seeds(preset, runs)
+    columns = sorted({N for line in found.values() for N in line})
+    lines = ["**Longer [N, 100], %: every seed (paper); † below 99 % in distribution**", "",
+             *head(["0.5B", *(f"N = {N}" for N in columns)])]
+    lines += ["| " + " | ".join([name, *(line[N] for N in columns)]) + " |" for name, line in found.items()]
+    return "\n".join(lines)
+
+
+def seeds(preset: Preset, runs: Sequence[dict]) -> str:
+    """The runs of a preset in a few characters, and the paper's figure."""
+    accuracies = [f"{100 * run['ood']['accuracy']:.1f}" + ("" if run["id"]["accuracy"] >= 0.99 else "†") for run in runs]
+    return (", ".join(accuracies) or "not run") + ("" if preset.paper is None else f" ({preset.paper:.2f})")
+
+
+def head(columns: Sequence[str]) -> list[str]:
+    """The first two lines of a table."""
+    return ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
 
 
 def cells(name: str, record: dict | None) -> list[str]:
     """One line of a table."""
     preset = PRESETS[name]
-    head = [f"{preset.title} (`{name}`)", "–" if preset.paper is None else f"{preset.paper:.2f}"]
+    first = [f"{preset.title} (`{name}`)", "–" if preset.paper is None else f"{preset.paper:.2f}"]
     if record is None:
-        return head + ["not run"] + ["–"] * (len(COLUMNS) - 3)
+        return first + ["not run"] + ["–"] * (len(COLUMNS) - 3)
     longer, known = record["ood"], record["id"]
     thoughts = longer["thought_accuracy"]
     base = record["settings"]["model"]
-    return head + [
+    return first + [
         share(longer), share(known), "–" if thoughts is None else f"{100 * thoughts:.1f}",
         str(longer["n"]), str(record["seed"]), f"{record['steps']} steps, {record['train_seconds']:.0f} s",
         record["machine"] + ("" if base == "tiny" else f", {base}"), record["revision"]]
