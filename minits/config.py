@@ -174,7 +174,8 @@ def task_options(config) -> dict:
     return {key: value for key in ("variables", "modulus") if (value := getattr(config, key)) is not None}
 
 
-# What each (task, kind of model) trains with unless flags say otherwise; found on seeds 1-12 (README, results).
+# What each (task, kind of model) trains with unless flags say otherwise; found on seeds 1-12, Vars on real weights
+# on 21 and 22 too (README, limits).
 RECIPES: dict[tuple[str, str], dict] = {
     ("parity", "tiny"): dict(chunk_size=8, layout="rows", steps=400, batch_size=32, lr=3e-3, warmup=20, decay=1.0),
     ("vars", "tiny"): dict(chunk_size=4, layout="rows", steps=600, batch_size=32, lr=3e-3, warmup=20, decay=1.0),

@@ -26,14 +26,12 @@ def read_records(path: Path = RECORDS / "train.jsonl") -> list[dict]:
 
 
 def report(records: Sequence[dict]) -> str:
-    """All tables, in Markdown: an overview, then a line for each run of a preset and for each preset never run."""
-    parts = [overview(records)]
+    """All tables, in Markdown: an overview and, folded, a line for each run of a preset and for each preset never run."""
+    parts = [overview(records), "<details><summary>Every run</summary>"]
     for title in TABLES:
-        lines = [f"**{title}**", "", *head(COLUMNS)]
-        for name, _, runs in table(title, records):
-            lines += ["| " + " | ".join(cells(name, run)) + " |" for run in runs or [None]]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+        lines = [cells(name, run) for name, _, runs in table(title, records) for run in runs or [None]]
+        parts += [f"**{title}**", markdown(COLUMNS, lines)]
+    return "\n\n".join([*parts, "</details>"]) + "\n"
 
 
 def table(title: str, records: Sequence[dict]) -> Iterator[tuple[str, Preset, list[dict]]]:
@@ -46,15 +44,16 @@ def table(title: str, records: Sequence[dict]) -> Iterator[tuple[str, Preset, li
 def overview(records: Sequence[dict]) -> str:
     """Real weights, percent right on longer inputs: a line for each task and method, a column for each N."""
     found: dict[str, dict[int, str]] = {}
+    models: set[str] = set()
     for name, preset, runs in (cell for title in TABLES for cell in table(title, records)):
         if not name.startswith("tiny/"):
             line = f"{preset.settings['task'].capitalize()}: {preset.title.split(', N =')[0]}"
             found.setdefault(line, {})[preset.settings["max_ops"]] = seeds(preset, runs)
+            models |= {run["settings"]["model"] for run in runs}
     columns = sorted({N for line in found.values() for N in line})
-    lines = ["**Longer [N, 100], %: every seed (paper); † below 99 % in distribution**", "",
-             *head(["0.5B", *(f"N = {N}" for N in columns)])]
-    lines += ["| " + " | ".join([name, *(line[N] for N in columns)]) + " |" for name, line in found.items()]
-    return "\n".join(lines)
+    return ("**Longer [N, 100], %: every run of a preset (paper); † below 99 % in distribution**\n\n" + markdown(
+        [", ".join(sorted(models)), *(f"N = {N}" for N in columns)],
+        [[name, *(line[N] for N in columns)] for name, line in found.items()]))
 
 
 def seeds(preset: Preset, runs: Sequence[dict]) -> str:
@@ -63,9 +62,9 @@ def seeds(preset: Preset, runs: Sequence[dict]) -> str:
     return (", ".join(accuracies) or "not run") + ("" if preset.paper is None else f" ({preset.paper:.2f})")
 
 
-def head(columns: Sequence[str]) -> list[str]:
-    """The first two lines of a table."""
-    return ["| " + " | ".join(columns) + " |", "| " + " | ".join("---" for _ in columns) + " |"]
+def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table with these columns."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [columns, ["---"] * len(columns), *lines])
 
 
 def cells(name: str, record: dict | None) -> list[str]:
