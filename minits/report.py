@@ -29,7 +29,7 @@ def report(records: Sequence[dict]) -> str:
     """All tables, in Markdown: an overview and, folded, a line for each run of a preset and for each preset never run."""
     parts = [overview(records), "<details><summary>Every run</summary>"]
     for title in TABLES:
-        lines = [cells(name, run) for name, _, runs in table(title, records) for run in runs or [None]]
+        lines = [cells(name, preset, run) for name, preset, runs in table(title, records) for run in runs or [None]]
         parts += [f"**{title}**", markdown(COLUMNS, lines)]
     return "\n\n".join([*parts, "</details>"]) + "\n"
 
@@ -45,15 +45,17 @@ def overview(records: Sequence[dict]) -> str:
     """Real weights, percent right on longer inputs: a line for each task and method, a column for each N."""
     found: dict[str, dict[int, str]] = {}
     models: set[str] = set()
-    for name, preset, runs in (cell for title in TABLES for cell in table(title, records)):
-        if not name.startswith("tiny/"):
+    for title in TABLES:
+        for name, preset, runs in table(title, records):
+            if name.startswith("tiny/"):
+                continue
             line = f"{preset.settings['task'].capitalize()}: {preset.title.split(', N =')[0]}"
             found.setdefault(line, {})[preset.settings["max_ops"]] = seeds(preset, runs)
             models |= {run["settings"]["model"] for run in runs}
     columns = sorted({N for line in found.values() for N in line})
     return ("**Longer [N, 100], %: every run of a preset (paper); † below 99 % in distribution**\n\n" + markdown(
         [", ".join(sorted(models)), *(f"N = {N}" for N in columns)],
-        [[name, *(line[N] for N in columns)] for name, line in found.items()]))
+        [[name, *(line.get(N, "–") for N in columns)] for name, line in found.items()]))
 
 
 def seeds(preset: Preset, runs: Sequence[dict]) -> str:
@@ -67,9 +69,8 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [columns, ["---"] * len(columns), *lines])
 
 
-def cells(name: str, record: dict | None) -> list[str]:
+def cells(name: str, preset: Preset, record: dict | None) -> list[str]:
     """One line of a table."""
-    preset = PRESETS[name]
     first = [f"{preset.title} (`{name}`)", "–" if preset.paper is None else f"{preset.paper:.2f}"]
     if record is None:
         return first + ["not run"] + ["–"] * (len(COLUMNS) - 3)

@@ -195,7 +195,7 @@ class Roomy(Exact):
         return width + step if width % 128 == 64 else width
 
     def room(self, tokens: int) -> int:
-        """The largest so far, so that there is one width: a second one's graph is warmed up in memory beside the first's."""
+        """The largest so far, so that widths only grow: a row of another width takes the graph's place (`make_room`)."""
         self.most_room = max(self.most_room, tokens)
         return self.most_room
 

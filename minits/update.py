@@ -122,7 +122,8 @@ class Update:
     def replay(self, batch: Batch) -> Tensor:
         """`step` as a graph, captured when this shape of batch comes for the first time.
 
-        One graph for each width of rows: the other sizes only grow (`Roomy`), so an outgrown shape never comes again.
+        One graph for each width of rows, where a row is a sample, else one: all other sizes only grow (`Roomy`), so an
+        outgrown shape never comes again.
         """
         width, shapes = batch.ids.shape[1], [x.shape for x in batch.tensors]
         if width not in self.graphs or self.graphs[width][0] != shapes:
@@ -138,8 +139,9 @@ class Update:
         """Lets go of the graphs that one of `width` replaces, before it is warmed up: beside each other they need twice the
         memory. Rows of several samples only grow in width, so there it replaces all.
 
-        Once no graph is left, their memory is given back, and the next ones get a pool of their own: torch does not take up
-        one again whose graphs have all ended (use_count > 0 INTERNAL ASSERT FAILED).
+        While graphs of other widths live, what one leaves stays in their pool, for the next recording. Once none is left,
+        that memory is given back, and the next ones get a pool of their own: torch does not take up one again whose graphs
+        have all ended (use_count > 0 INTERNAL ASSERT FAILED).
         """
         torch.cuda.synchronize()  # the last step may still run in that memory
         if self.config.layout == "rows":
@@ -158,9 +160,11 @@ class Update:
         """
         static, before, metrics = batch.map(torch.clone), self.stopped.clone(), torch.zeros(3, device=self.stopped.device)
         self.stopped.fill_(1.0)
-        graph = capture(lambda: metrics.copy_(self.step([static])), self.pool)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.stopped.copy_(before)
+        try:
+            graph = capture(lambda: metrics.copy_(self.step([static])), self.pool)
+        finally:  # who goes on after an error (out of memory, say) trains on
+            self.optimizer.zero_grad(set_to_none=True)
+            self.stopped.copy_(before)
         return graph, static, metrics
 
 

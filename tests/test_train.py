@@ -226,7 +226,50 @@ def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(layout, t
         assert train_step(graphed, rows) == pytest.approx(train_step(plain, rows), rel=1e-3, abs=1e-6)
     captured = graphed.update.graphs
     assert len(captured) == 1 if layout != "rows" else len(captured) > 1
-    assert all(shapes[0][1] == width for width, (shapes, *_) in captured.items())
+
+
+@pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
+def test_a_graph_takes_the_place_of_those_that_never_come_again(layout, tmp_path, monkeypatch):
+    """All living graphs share a pool, and none gets a pool that all of its own have left."""
+    run = begin(tmp_path, layout=layout, row_tokens=64, batch_size=8)
+    run.update.graphs, run.stream.sizes = {}, Roomy()
+    beside, pools = [], []  # of each capture: the widths of the other graphs, and its pool
+
+    def watched(step, pool) -> FakeGraph:
+        beside.append(list(run.update.graphs))
+        pools.append(pool)
+        return FakeGraph(step, pool)
+    monkeypatch.setattr(minits.update, "capture", watched)
+    for name, fake in (("synchronize", None), ("empty_cache", None), ("graph_pool_handle", object)):
+        monkeypatch.setattr(torch.cuda, name, fake or (lambda: None))
+    *_, longest = rows = sorted(run.stream.rows(0), key=lambda row: len(row.ids))
+    for samples in (rows[:1], [longest] * 2, rows[:1] * 20):
+        if samples[0] is longest:
+            run.stream.sizes.room(256)
+        for _ in range(2):
+            train_step(run, samples)
+    if layout == "rows":
+        assert beside == [[], [32], [96]] and pools[0] is pools[1] is pools[2]
+    else:
+        assert beside == [[], [], []] and len(set(pools)) == 3
+
+
+def test_training_goes_on_after_a_graph_that_could_not_be_captured(tmp_path, monkeypatch):
+    def failing(step, _pool) -> None:
+        step()
+        raise torch.OutOfMemoryError("no room")
+    for name in ("synchronize", "empty_cache", "graph_pool_handle"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    run, plain = begin(tmp_path / "run"), begin(tmp_path / "plain")
+    run.update.graphs = {}
+    monkeypatch.setattr(minits.update, "capture", failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        train_step(run, run.stream.rows(0))
+    monkeypatch.setattr(minits.update, "capture", FakeGraph)
+    for step in range(2):
+        assert train_step(run, run.stream.rows(step)) == pytest.approx(train_step(plain, plain.stream.rows(step)))
+    for ours, theirs in zip(run.model.parameters(), plain.model.parameters()):
+        torch.testing.assert_close(ours, theirs)
 
 
 @given(st.data())
