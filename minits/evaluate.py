@@ -30,7 +30,7 @@ class Report:
     thought_accuracy: float | None  # share of gold chunks whose thought is exactly right; None without thoughts
     thoughts_all_right: float | None  # share of rows with every thought right
     first_wrong: dict | None  # rows with a wrong thought: their number, and the median of chunk and of its share of K
-    late_share: float  # rows in which a value begins before a state can hold all of the step that gives it
+    late_share: float | None  # rows in which a value begins before a state can hold all of the step that gives it
     stopped_by_length: float
     mean_rounds: float
     mean_nontrivial: float
@@ -111,6 +111,7 @@ def summarise(records: Sequence[dict], bucket: int = 20) -> Report:
     n = len(records)
     chunks = sum(len(r["gold_thoughts"]) for r in records)
     wrong = [r for r in records if r["first_wrong"] is not None]
+    late = [r["late"] for r in records if r["late"] is not None]
     groups: dict[int, list[bool]] = {}
     for r in records:
         groups.setdefault(max(r["operations"] - 1, 0) // bucket, []).append(r["correct"])
@@ -125,7 +126,7 @@ def summarise(records: Sequence[dict], bucket: int = 20) -> Report:
         first_wrong={"rows": len(wrong), "median_chunk": median(r["first_wrong"] for r in wrong),
                      "median_share": median(r["first_wrong"] / len(r["gold_thoughts"]) for r in wrong)}
         if wrong else None,
-        late_share=fmean(r["late"] for r in records),
+        late_share=fmean(late) if late else None,
         stopped_by_length=fmean(r["stop_reason"] == "length" for r in records),
         mean_rounds=fmean(r["rounds"] for r in records), mean_nontrivial=fmean(r["nontrivial"] for r in records))
 
@@ -143,6 +144,7 @@ def describe(report: Report) -> str:
             f = report.first_wrong
             lines.append(f"first wrong thought: {f['rows']} rows, median chunk {f['median_chunk']:g} "
                          f"({f['median_share']:.0%} of the way)")
+    if report.late_share is not None:
         lines.append(f"late thoughts: {report.late_share:.1%} of rows")
     if report.stopped_by_length:
         lines.append(f"stopped by length, not by EOS: {report.stopped_by_length:.1%} of rows")

@@ -39,7 +39,7 @@ class Example:
     steps: tuple[Step, ...]
     answer: str
     values: tuple[tuple[int, int], ...] = ()  # of the answer: the character where one starts, and which step gives it
-    size: int = 0  # the task's measure of length (operations), for buckets in evaluation
+    size: int = 0  # operations, for buckets in evaluation; `draw_example` fills it in
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Row:
     prompt_length: int  # tokens
     thoughts: list[list[int]]  # one for each chunk that is complete once all but the last token are read; incl. EOS
     without_target: int = 0  # steps in a chunk that never completes: they cannot be trained
-    late: bool = False  # a value of the answer begins before a state can hold all of the step that gives it
+    late: bool | None = None  # a value of the answer begins before a state can hold all of its step; None: no `values`
     name: str = ""
 
 
@@ -142,7 +142,7 @@ def encode_example(example: Example, tokenizer: Tokenizer, config: ThinkingConfi
             raise ValueError(f"{name or 'row'}: the gold thought of chunk {k} has {len(thought)} tokens, more than "
                              f"max_thought_tokens = {max_thought_tokens}. Raise it, or use smaller chunks.")
     thoughts = [[*thought, config.thought_end] for thought in thoughts]
-    late = False
+    late = False if example.values else None
     for character, step in example.values:
         if step not in ends:
             raise ValueError(f"{name or 'row'}: a value of the answer names step {step}; there are {len(ends)}, from 0 on.")

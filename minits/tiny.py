@@ -47,6 +47,9 @@ def make_tiny(*, seed: int, window: int | None, thinks: bool, chunk_size: int = 
     if thinks:
         model.copy_blocks()
     tokenizer = tiny_tokenizer()
+    if tokenizer.known_ids != frozenset(range(len(WORDS))):
+        raise ValueError(f"{ASSETS / 'tokenizer.json'} has {len(tokenizer.known_ids)} words, WORDS in minits/tiny.py has "
+                         f"{len(WORDS)}: write what tokenizer_definition() gives into that file.")
     model.blocked = blocked_ids(tokenizer, len(WORDS))
     return model, tokenizer
 

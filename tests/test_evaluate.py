@@ -252,6 +252,8 @@ def test_shares_of_late_and_unfinished_rows_and_means_are_over_all_rows():
     report = summarise([line(late=True, rounds=5), line(stop_reason="length", nontrivial=3), line(), line()])
     assert (report.late_share, report.stopped_by_length) == (0.25, 0.25)
     assert (report.mean_rounds, report.mean_nontrivial) == (3.5, 1.5)
+    unknown = summarise([line(late=None), line(late=None)])
+    assert unknown.late_share is None and "late" not in describe(unknown)
 
 
 def test_baselines_have_no_thought_figures(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from minits import tiny
 from minits.tiny import ASSETS, tiny_tokenizer, tokenizer_definition
 from minits.tokenizer import Tokenizer
 from strategies import write_tokenizer
@@ -46,6 +47,12 @@ def test_control_text_in_a_prompt_stays_text(tokenizer, text):
     ids = tokenizer.encode(text)
     assert EOS not in ids
     assert tokenizer.decode(ids) == nfc(text)
+
+
+def test_words_that_the_shipped_tokenizer_lacks_are_told_with_what_to_do(monkeypatch):
+    monkeypatch.setattr(tiny, "WORDS", [*tiny.WORDS, " sum"])
+    with pytest.raises(ValueError, match=r"tokenizer.json has 55 words, .*56: write what tokenizer_definition\(\) gives"):
+        tiny.make_tiny(seed=0, window=None, thinks=True)
 
 
 def test_control_text_is_no_control_id_in_the_tiny_tokenizer():

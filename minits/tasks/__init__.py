@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields, is_dataclass, replace
 from typing import Protocol
 
 from minits.supervision import Example
@@ -10,13 +11,13 @@ from minits.tasks.vars import Vars
 
 
 class Task(Protocol):
-    """What training and evaluation need of a task."""
+    """What training and evaluation need of a task: a frozen dataclass whose fields are its options."""
 
     name: str
     opening: str  # the words that every answer begins with
 
     def draw(self, rng: random.Random, operations: int) -> Example:
-        """An example with that many operations."""
+        """An example with that many operations, a function of its arguments."""
         ...
 
 
@@ -27,10 +28,12 @@ def make_task(name: str, **options) -> Task:
     """The task called `name`. Raises ValueError naming the tasks there are, or an option the task lacks."""
     if name not in TASKS:
         raise ValueError(f"task {name!r} is not known; the tasks are: {', '.join(TASKS)}.")
-    try:
-        return TASKS[name](**options)
-    except TypeError as error:
-        raise ValueError(f"task {name}: {error}.") from error
+    if not is_dataclass(TASKS[name]):  # draw_example seeds with its repr, which must be the same in every process
+        raise ValueError(f"task {name}: {TASKS[name].__name__} is no dataclass; put @dataclass(frozen=True) above it.")
+    has = [field.name for field in fields(TASKS[name])]
+    if lacks := [option for option in options if option not in has]:
+        raise ValueError(f"--{lacks[0]}: the task {name} has no such option (it has {', '.join(has)}); leave it out.")
+    return TASKS[name](**options)
 
 
 def draw_example(task: Task, *, seed: int, split: str, index: int, operations: tuple[int, int]) -> Example:
@@ -39,7 +42,8 @@ def draw_example(task: Task, *, seed: int, split: str, index: int, operations: t
     operations: (least, most), drawn uniformly.
     """
     rng = random.Random(f"{task}/{seed}/{split}/{index}")
-    return task.draw(rng, rng.randint(*operations))
+    size = rng.randint(*operations)
+    return replace(task.draw(rng, size), size=size)
 
 
 def extract_answer(text: str, opening: str) -> str:

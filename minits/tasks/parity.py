@@ -29,4 +29,4 @@ class Parity:
             text += f" {PEOPLE[i % 2]} {ACTIONS[flip]} the coin."
             steps.append(Step(len(text), SIDES[side]))
         values = ((len(self.opening) + 1, operations),)  # the side, which the last step gives
-        return Example(text, tuple(steps), f"{self.opening} {SIDES[side]}.", values, operations)
+        return Example(text, tuple(steps), f"{self.opening} {SIDES[side]}.", values)

@@ -46,4 +46,4 @@ class Vars:
             if name in latest:
                 places.append((len(answer), latest[name]))
             answer += str(value)
-        return Example(text, tuple(steps), answer, tuple(places), operations)
+        return Example(text, tuple(steps), answer, tuple(places))
