@@ -18,9 +18,9 @@ from minits import distributed
 from minits import evaluate as evaluation
 from minits.bench import bench as measure, bench_drafts
 from minits.bench_train import bench_train
-from minits.config import (BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, TrainConfig,
-                           flag, resolve_device, resolve_train, task_options)
-from minits.files import listing, write_text
+from minits.config import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand,
+                           TrainConfig, check_train, flag, resolve_device, resolve_train, task_options)
+from minits.files import listing, present, read_json, write_text
 from minits.generation import GenerationConfig, accelerate, generate_ids, with_texts
 from minits.presets import find
 from minits.records import machine, record
@@ -109,10 +109,10 @@ def resumed(stored: TrainConfig, settings: dict, given: frozenset[str]) -> Train
     if contrary:
         raise ValueError(f"--resume continues a run with its own settings, but {', '.join(contrary)} was given. "
                          "Leave it out, or start a new run.")
-    if stored.layout is None or stored.decay is None:
+    if any(getattr(stored, name) is None for recipe in RECIPES.values() for name in recipe):
         raise ValueError("the run was made by an older version, which this one does not continue exactly. Start a new run.")
     device, dtype = resolve_device(settings["device"] if "device" in given else stored.device, stored.dtype)
-    return replace(stored, device=device, dtype=dtype)
+    return check_train(replace(stored, device=device, dtype=dtype))
 
 
 def newest_run(task: str | None = None) -> Path:
@@ -218,7 +218,9 @@ def read_prompts(config: InferConfig) -> list[str] | None:
         text = sys.stdin.read()
     else:
         path = Path(config.file)
-        if not path.is_file():
+        if path.is_dir():
+            raise ValueError(f"--file {path} is a folder (it holds {listing(path)}); name a file in it.")
+        if not path.exists():
             raise FileNotFoundError(f"--file {path}: no such file ({path.parent} holds {listing(path.parent)}).")
         try:
             text = path.read_text(encoding="utf-8")
@@ -250,6 +252,8 @@ def evaluate(config: EvalConfig, given: frozenset[str]) -> tuple[dict, int]:
             raise ValueError(f"{flag(name)} {value}: must be at least 1.")
     if config.out and not Path(config.out).absolute().parent.is_dir():
         raise FileNotFoundError(f"--out {config.out}: its folder does not exist; make it first, or name another file.")
+    if config.out and present(Path(config.out)):
+        raise ValueError(f"--out {config.out} exists. Nothing is overwritten: name another file.")
     folder = run_folder(config.run)
     device, dtype = resolve_device(config.device, config.dtype)
     model, tokenizer = load(folder, getattr(torch, dtype), device)
@@ -285,6 +289,11 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
         raise ValueError(f"bench {config.part} needs {'--run FOLDER' if config.part == 'drafts' else '--model FOLDER'}: "
                          "the weights to measure.")
     device, dtype = resolve_device(config.device, config.dtype)
+    folder = run_folder(source) if config.part == "drafts" else resolve(source, config.revision)
+    words = read_json(checkpoint_of(folder) / "config.json").get("vocab_size") or 0
+    if config.part != "drafts" and not words >= 1000:
+        raise ValueError(f"bench {config.part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this one has "
+                         f"{words}. Name real weights; bench drafts --run measures a small run.")
     if config.part == "train":
         if config.plain or config.chunk_size:
             raise ValueError("bench train takes neither --plain nor --chunk-size: it measures the recipes of the tasks.")
@@ -292,7 +301,6 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
         lines = bench_train(source, config.revision, device=device, dtype=dtype, compile=config.compile,
                             repeats=config.repeats)
         return told(lines, {"dtype": dtype}, device), 0
-    folder = run_folder(source) if config.part == "drafts" else resolve(source, config.revision)
     about = read_about(checkpoint_of(folder))
     if config.part == "drafts" and about.get("method") != "thinking":
         raise ValueError(f"bench drafts --run {source}: it measures prefill with a model's own thoughts, and this one was not "
@@ -369,16 +377,17 @@ def data(config: DataConfig, given: frozenset[str]) -> tuple[dict, int]:
     many = [encode_example(draw_example(task, seed=config.seed, split="train", index=i, operations=(1, 100)),
                            tokenizer, thinking) for i in range(config.samples)]
     thoughts = [z for r in many for z in r.thoughts]
+    late = [r.late for r in many if r.late is not None]
     figures = {
         "samples": len(many), "tokens_mean": fmean(len(r.ids) for r in many),
         "chunks_mean": fmean(len(r.thoughts) for r in many),
         "nontrivial_share": sum(len(z) > 1 for z in thoughts) / max(len(thoughts), 1),
         "thought_tokens_max": max(map(len, thoughts), default=0),
-        "late_share": fmean(r.late for r in many),
+        "late_share": fmean(late) if late else None,
         "steps_without_target": sum(r.without_target for r in many), "prompt": example.prompt,
         "ids": row.ids, "thoughts": row.thoughts}
     print(f"over {len(many)} examples of 1 … 100 operations: {figures['tokens_mean']:.0f} tokens and "
           f"{figures['chunks_mean']:.1f} complete chunks a row, {figures['nontrivial_share']:.1%} of thoughts "
-          f"non-trivial, the longest of {figures['thought_tokens_max']} tokens; late thoughts in "
-          f"{figures['late_share']:.1%} of rows; {figures['steps_without_target']} steps without a target", flush=True)
+          f"non-trivial, the longest of {figures['thought_tokens_max']} tokens; "
+          + (f"late thoughts in {figures['late_share']:.1%} of rows; " if late else "") + f"{figures['steps_without_target']} steps without a target", flush=True)
     return figures, 0

@@ -188,7 +188,8 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
     """`config` with every None replaced by its value; raises ValueError naming the flag that does not fit."""
     kind = "tiny" if config.model == "tiny" else "real"
     if (config.task, kind) not in RECIPES:
-        raise ValueError(f"no recipe for {config.task} on {config.model}.")
+        raise ValueError(f"no recipe for {config.task} on {config.model}: RECIPES in minits/config.py has "
+                         f"{', '.join(f'{task} ({kind})' for task, kind in RECIPES)}; add one for ({config.task!r}, {kind!r}).")
     recipe = RECIPES[config.task, kind]
     chosen = {k: v for k, v in recipe.items() if getattr(config, k) is None}
     if kind == "tiny" and config.extract_after is None:
@@ -197,6 +198,11 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
     config = replace(config, **chosen, device=device, dtype=dtype)
     if dtype == "float64":
         raise ValueError("--dtype float64: training computes in float32 or bfloat16, on float32 weights.")
+    return check_train(config)
+
+
+def check_train(config: TrainConfig) -> TrainConfig:
+    """`config` itself, without a None that a recipe replaces; raises ValueError naming the flag whose value cannot be."""
     if not 0 < config.lr <= 1e30:
         raise ValueError(f"--lr {config.lr}: must be a positive number (at most 1e30).")
     for name, allowed in (("method", METHODS), ("layout", LAYOUTS)):
@@ -206,8 +212,13 @@ def resolve_train(config: TrainConfig) -> TrainConfig:
         raise ValueError(f"--clip {config.clip}: the largest gradient norm, a positive number.")
     if not 0 <= config.decay <= 1:
         raise ValueError(f"--decay {config.decay}: a share of the steps, from 0 to 1.")
+    for name in ("thought_weight", "weight_decay"):
+        if not 0 <= getattr(config, name) <= 1e30:
+            raise ValueError(f"{flag(name)} {getattr(config, name)}: must be 0 or a positive number (at most 1e30).")
+    if not 0 <= config.seed < 2 ** 63:
+        raise ValueError(f"--seed {config.seed}: must lie in 0 … 2^63 - 1.")
     least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1,
-             "max_thought_tokens": 1, "eval_samples": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0,
+             "max_thought_tokens": 1, "eval_samples": 1, "eval_max_ops": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0,
              "log_every": 1, "inject_after": 0}
     for name, low in least.items():
         if not getattr(config, name) >= low:

@@ -12,7 +12,7 @@ from pathlib import Path
 def listing(folder: Path, most: int = 8) -> str:
     """What a folder holds, in words, for error messages."""
     if not folder.is_dir():
-        return "nothing: there is no such folder"
+        return "nothing: it is a file" if folder.exists() else "nothing: there is no such folder"
     names = sorted(p.name for p in folder.iterdir())
     return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "nothing"
 
@@ -57,6 +57,12 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def flush(path: Path) -> None:
+    """Has a file that was written put on the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """A temporary folder to fill, which becomes `path` (which must not exist) in one rename if all went well."""
@@ -68,3 +74,34 @@ def new_folder(path: Path) -> Iterator[Path]:
         os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def held(folder: Path, *, new: bool = False) -> Iterator[None]:
+    """Keeps `folder`, which is made if it is `new`, for this process, however that ends.
+
+    Raises ValueError if it cannot be made or another process has it. The lock is on the folder itself, so nothing is left
+    behind. Windows and some network disks have no such locks: there no one is kept out.
+    """
+    if new:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); name another one with --out.") from error
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ValueError(f"{folder}: another process is training there. Wait for it, or name another folder.") from error
+    except OSError:
+        pass  # a disk without locks
+    try:
+        yield
+    finally:
+        os.close(descriptor)

@@ -43,11 +43,15 @@ class Tokenizer:
         return self.eos_ids[0]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; control tokens in it stay text. Raises ValueError for a word the vocabulary lacks."""
+        """Ids of `text`; control tokens in it stay text. Raises ValueError for a word the vocabulary lacks, or no text."""
         return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, (start, end) of each in characters of `text` as given, before any normalisation)."""
+        """(ids, (start, end) of each in characters of `text` as given, before any normalisation). Raises as `encode`."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:  # so Python shows bytes of another encoding, on the command line for one
+            raise ValueError(f"{text!r} is not UTF-8 text: {error.reason}. Convert it first.") from error
         encoded = self._encoder.encode(text, add_special_tokens=False)
         if self._unknown is not None and self._unknown in encoded.ids:
             start, end = encoded.offsets[encoded.ids.index(self._unknown)]

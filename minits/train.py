@@ -18,11 +18,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from io import StringIO
 from math import cos, isfinite, pi
 from pathlib import Path
+from typing import get_type_hints
 
 import torch
 from tqdm import tqdm
@@ -30,7 +31,7 @@ from tqdm import tqdm
 from minits import distributed
 from minits.config import TrainConfig, task_options
 from minits.evaluate import Report, describe, draw_rows, evaluate, options
-from minits.files import new_folder, read_json, require, write_text
+from minits.files import flush, held, new_folder, read_json, require, write_text
 from minits.generation import GenerationConfig, accelerate
 from minits.stream import Stream
 from minits.supervision import Row, round_up
@@ -80,7 +81,8 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
     checkpoints = finished_checkpoints(folder)
     thinks = config.method == "thinking"
     if checkpoints:
-        model, tokenizer = load(checkpoints[-1])
+        model, tokenizer = load(checkpoints[-1], chunk_size=config.chunk_size, inject_after=config.inject_after,
+                                extract_after=config.extract_after)
     elif config.model == "tiny":
         model, tokenizer = make_tiny(
             seed=config.seed, window=(config.window or None) if thinks else None, thinks=thinks,
@@ -95,6 +97,9 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
     if not checkpoints:
         return Run(config, folder, model, tokenizer, task, optimizer)
     state = read_state(checkpoints[-1] / "training_state.pt", config.device)
+    if state["step"] > config.steps:
+        raise ValueError(f"{checkpoints[-1]} is past the {config.steps} steps that {folder / 'run.json'} names. Put back "
+                         "their number, or start a new run.")
     for ours, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"]):
         saved |= {key: ours[key] for key in ("lr", "fused", "capturable")}  # these go with the device, which may change
     optimizer.load_state_dict(state["optimizer"])
@@ -170,6 +175,7 @@ def save_checkpoint(run: Run) -> Path:
             write_model(run.model, run.tokenizer, folder, about)
             torch.save({"optimizer": run.optimizer.state_dict(), "step": run.step, "seconds": run.seconds},
                        folder / "training_state.pt")
+            flush(folder / "training_state.pt")
     for other in target.parent.glob("step-*"):  # half-written ones of a killed process, too
         if other != target:
             shutil.rmtree(other)
@@ -179,10 +185,13 @@ def save_checkpoint(run: Run) -> Path:
 def read_state(path: Path, device: str) -> dict:
     """Optimizer and step of a checkpoint. Raises ValueError naming the file if it is damaged."""
     try:
-        return torch.load(require(path), map_location=device, weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged ({str(error).splitlines()[0]}); the weights beside it are whole, but an "
-                         "exact resume is not possible. Start a new run.") from error
+        state = torch.load(require(path), map_location=device, weights_only=True)
+        if {"optimizer", "step", "seconds"} <= set(state):
+            return state
+    except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError):
+        pass
+    raise ValueError(f"{path} is damaged: it is no state of a training. The weights beside it are whole, but an exact "
+                     "resume is not possible. Start a new run.")
 
 
 @contextmanager
@@ -297,45 +306,66 @@ def measure(run: Run, rows: list, config: GenerationConfig, predictions: Path | 
 
 
 def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> dict:
-    """`train` and the final evaluations; returns the figures. `log` takes results, `note` remarks."""
+    """`train` and the final evaluations; returns the figures. `log` takes results, `note` remarks.
+
+    What cannot be trained or evaluated is refused before the first step, and before anything is written. Raises
+    ValueError, also if another process trains in `folder`.
+    """
+    lead, new = distributed.rank() == 0, not folder.exists()
     run = set_up(config, folder)
-    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
     limit = run.model.backbone.config.max_position_embeddings
     if config.layout == "long_rows" and round_up(config.row_tokens, config.chunk_size) > limit:
         raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
                          "(max_position_embeddings).")
-    # What cannot be trained or evaluated is refused before the first step, and before anything is written.
     run.stream.rows(0)
+    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
     try:
         longer_set = evaluation_set(run, longer, config.eval_samples)
     except ValueError as error:
-        raise ValueError(f"--eval-max-ops {config.eval_max_ops}: {error}") from error
-    lead = distributed.rank() == 0
-    if lead:
-        folder.mkdir(parents=True, exist_ok=True)
-        note(f"run folder {folder}")
-        note("settings " + json.dumps(asdict(config)))
-        write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
+        raise ValueError(f"the evaluation on {longer[0]} … {longer[1]} operations (--eval-max-ops {config.eval_max_ops}): {error}") from error
+    with held(folder, new=new) if lead else nullcontext():
+        if lead:
+            note(f"run folder {folder}")
+            if (folder / "run.json").exists():
+                note(f"it goes on after step {run.step} of {config.steps}" if run.step else "it has no checkpoint: from the start")
+            note("settings " + json.dumps(asdict(config)))
+            write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
+        return train_and_evaluate(run, longer_set, log)
+
+
+def train_and_evaluate(run: Run, longer_set: tuple[list, GenerationConfig], log) -> dict:
+    """The figures of a run that is ready, `interrupted` among them."""
+    config, folder, start = run.config, run.folder, run.step
     finished = train(run, log)
     run.update.leave()  # the others only take part in the steps, and do not wait for the evaluation
-    if not (lead and finished):
-        return {"interrupted": not finished, "step": run.step, "run": str(folder)}
-    known_set = evaluation_set(run, (1, config.max_ops), config.eval_samples)
-    known = measure(run, *known_set, folder / "predictions_id.jsonl")
-    log(f"in distribution (1 … {config.max_ops} operations): " + describe(known))
-    ood = measure(run, *longer_set, folder / "predictions_ood.jsonl")
-    log(f"longer ({longer[0]} … {longer[1]} operations): " + describe(ood))
-    return {"accuracy_id": known.accuracy, "accuracy_ood": ood.accuracy, "steps": run.step,
-            "train_seconds": round(run.seconds, 2), "id": asdict(known), "ood": asdict(ood), "run": str(folder)}
+    interrupted = {"interrupted": True, "step": run.step, "run": str(folder)}
+    if not (distributed.rank() == 0 and finished):
+        return interrupted | {"interrupted": not finished}
+    try:
+        known_set = evaluation_set(run, (1, config.max_ops), config.eval_samples)
+        known = measure(run, *known_set, folder / "predictions_id.jsonl")
+        log(f"in distribution (1 … {config.max_ops} operations): " + describe(known))
+        ood = measure(run, *longer_set, folder / "predictions_ood.jsonl")
+        log(f"longer ({config.max_ops} … {max(config.eval_max_ops, config.max_ops)} operations): " + describe(ood))
+    except KeyboardInterrupt:  # the training is saved
+        return interrupted
+    figures = {"accuracy_id": known.accuracy, "accuracy_ood": ood.accuracy, "steps": run.step,
+               "train_seconds": round(run.seconds, 2), "id": asdict(known), "ood": asdict(ood), "run": str(folder)}
+    return figures | ({"resumed_after_step": start} if start else {})
 
 
 def read_run(folder: Path) -> TrainConfig:
-    """The configuration of a run folder. Raises where `folder` is not one of ours."""
-    if not (folder / "run.json").exists():
+    """The configuration of a run folder. Raises where `folder` is not one of ours, or its run.json was changed."""
+    path = folder / "run.json"
+    if not path.exists():
         raise FileNotFoundError(f"{folder} is not a run folder: it has no run.json. --resume continues a run that "
                                 "`run.py train` made; name its folder with --out.")
-    raw = read_json(folder / "run.json")
     try:
-        return TrainConfig(**raw)
+        config = TrainConfig(**read_json(path))
     except TypeError as error:
-        raise ValueError(f"{folder / 'run.json'} was not written by this version ({error}); start a new run.") from error
+        raise ValueError(f"{path} was not written by this version ({error}); start a new run.") from error
+    for name, kind in get_type_hints(TrainConfig).items():
+        value = getattr(config, name)
+        if not (isinstance(value, kind) or (type(value) is int and isinstance(0.0, kind))):
+            raise ValueError(f"{path}: {name} is {value!r}, which is no value for it. Put back what it was, or start a new run.")
+    return config

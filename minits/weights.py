@@ -7,7 +7,6 @@ index). What we train adds thinking.json (method, chunk size, layers, where it c
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from minits.files import listing, new_folder, present, read_json, require
+from minits.files import flush, listing, new_folder, present, read_json, require
 from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.thinking import ThinkingConfig, ThinkingStates
 from minits.tokenizer import Tokenizer
@@ -163,8 +162,15 @@ def finished_checkpoints(folder: Path) -> list[Path]:
 
 
 def read_about(folder: Path) -> dict:
-    """thinking.json of a folder that we saved; empty for a plain Qwen2.5."""
-    return read_json(folder / "thinking.json") if present(folder / "thinking.json") else {}
+    """thinking.json of a folder that we saved; empty for a plain Qwen2.5. Raises if it is not whole or not there."""
+    path = folder / "thinking.json"
+    if not present(path) and not present(folder / "thinking.safetensors"):
+        return {}
+    about = read_json(path)
+    for key in ("chunk_size", "inject_after", "extract_after", *({"max_ops"} & about.keys())):
+        if type(about.get(key)) is not int:
+            raise ValueError(f"{path}: {key} is {about.get(key)!r}, not a whole number. Put back what training wrote.")
+    return about
 
 
 def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
@@ -285,5 +291,4 @@ def check_file(path: Path) -> None:
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Writes a safetensors file and flushes it to disk."""
     save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, metadata={"format": "pt"})
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    flush(path)

@@ -20,8 +20,11 @@ import run
 import torch
 from strategies import Shape, write_checkpoint
 
+import minits.train
 from minits import commands
 from minits.commands import SHIPPED
+from minits.files import held
+from minits.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 PROMPT = "The coin starts at state heads. Alice flips the coin. Bob doesn't flip the coin."
@@ -69,6 +72,15 @@ def world(tmp_path_factory) -> Path:
     shutil.copytree(world / "trained", world / "torn")
     state = world / "torn" / "checkpoints" / "step-000003" / "training_state.pt"
     state.write_bytes(state.read_bytes()[:1000])
+    shutil.copytree(world / "trained", world / "emptied")
+    (world / "emptied" / "checkpoints" / "step-000003" / "training_state.pt").write_bytes(b"")
+    shutil.copytree(world / "trained", world / "unlabelled")
+    (world / "unlabelled" / "checkpoints" / "step-000003" / "thinking.json").unlink()
+    for name, change in {"shorter": {"steps": 2}, "wordy": {"steps": "many"}, "rechunked": {"chunk_size": 4},
+                         "negative": {"warmup": -5}, "undecided": {"steps": None}}.items():
+        shutil.copytree(world / "trained", world / name)
+        file = world / name / "run.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
     (world / "filled").mkdir()
     (world / "filled" / "thesis.txt").write_text("years of work")
     (world / "empty.txt").write_text("\n  \n")
@@ -113,13 +125,19 @@ BAD = {
     "no such file": ([*INFER, "--file", "nope.txt"], ["nope.txt", "no such file", "empty.txt"]),
     "file without a prompt": ([*INFER, "--file", "empty.txt"], ["empty.txt", "no prompt", "write one a line"]),
     "file that is not UTF-8": ([*INFER, "--file", "latin1.txt"], ["latin1.txt", "UTF-8", "Convert"]),
-    "folder as a file": ([*INFER, "--file", "filled"], ["filled"]),
+    "folder as a file": ([*INFER, "--file", "filled"], ["filled is a folder", "thesis.txt"]),
+    "prompt that is not UTF-8": ([*INFER, "The coin \udcff"], ["'The coin \\udcff' is not UTF-8", "Convert"]),
     # train: presets
     "no task": (["train"], ["parity, vars", "--preset"]),
     "unknown preset": (["train", "--preset", "table9/x"], ["table9/x", "table1/vars-20-thinking"]),
     "preset and another setting": (["train", "--preset", "tiny/parity-cot", "--steps", "7"], ["steps 7 (preset: 400)"]),
     "preset of real weights on the tiny model": (["train", "--preset", "table1/parity-10-cot"], ["--model tiny", "FOLDER"]),
     "layout": ([*TRAIN, "--layout", "heap"], ["heap", "long_rows"]),
+    "option of another task": ([*TRAIN, "--variables", "3"], ["--variables: the task parity has no such option"]),
+    "negative weight": ([*TRAIN, "--thought-weight", "-1"], ["--thought-weight -1.0", "positive"]),
+    "weight that is no number": ([*TRAIN, "--weight-decay", "nan"], ["--weight-decay nan", "positive"]),
+    "negative seed": ([*TRAIN, "--seed", "-1"], ["--seed -1", "0 …"]),
+    "evaluation of no operations": ([*TRAIN, "--eval-max-ops", "0"], ["--eval-max-ops 0", "at least 1"]),
     "decay": ([*TRAIN, "--decay", "2"], ["--decay 2.0", "from 0 to 1"]),
     "long rows beyond the positions": ([*TRAIN, "--layout", "long_rows", "--row-tokens", "4096"], ["4096", "2048"]),
     "report into a file without marks": (["report", "--write", "empty.txt"], ["empty.txt", "begin"]),
@@ -166,6 +184,19 @@ BAD = {
     "evaluation beyond the positions": ([*TRAIN, "--eval-max-ops", "2000"], ["--eval-max-ops 2000", "2048"]),
     "thoughts beyond the positions": ([*TRAIN, "--max-thought-tokens", "4000"], ["4000", "2040"]),
     # train: folders
+    "out is a file": ([*TRAIN, "--out", "empty.txt"], ["empty.txt", "it is a file", "another"]),
+    "out in a file": ([*TRAIN, "--out", "empty.txt/run"], ["empty.txt/run cannot be made", "--out"]),
+    "eval into a file that is there": ([*EVAL, "--out", "filled/thesis.txt"], ["thesis.txt exists", "another file"]),
+    "resume with an emptied state": (["train", "--resume", "--out", "emptied"], ["training_state.pt is damaged", "new run"]),
+    "resume without thinking.json": (["train", "--resume", "--out", "unlabelled"], ["no thinking.json"]),
+    "infer without thinking.json": (["infer", PROMPT, "--run", "unlabelled"], ["no thinking.json"]),
+    "resume to fewer steps": (["train", "--resume", "--out", "shorter"], ["past the 2 steps", "run.json"]),
+    "resume with a word for a number": (["train", "--resume", "--out", "wordy"], ["run.json: steps is 'many'"]),
+    "resume with other chunks": (["train", "--resume", "--out", "rechunked"], ["chunk_size 4", "trained with 8"]),
+    "resume with a negative number": (["train", "--resume", "--out", "negative"], ["--warmup -5", "at least 0"]),
+    "resume without a number": (["train", "--resume", "--out", "undecided"], ["older version", "new run"]),
+    "bench of a small vocabulary": (["bench", "decode", "--model", "plain"], ["1000 ids", "260", "bench drafts"]),
+    "bench train of a small vocabulary": (["bench", "train", "--model", "plain"], ["1000 ids", "260"]),
     "out is not empty": ([*TRAIN, "--out", "filled"],
                          ["--out filled", "thesis.txt", "Nothing is overwritten", "--resume"]),
     "out is a finished run": ([*TRAIN, "--out", "trained"], ["--out trained", "record.json", "--resume"]),
@@ -233,7 +264,43 @@ def test_a_real_process_prints_one_line_and_no_traceback(inside):
     command = [sys.executable, ROOT / "run.py", "train", "pairty"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == "run.py train: task 'pairty' is not known; the tasks are: parity, vars.\n"
+    assert done.stderr == f"run.py train: task 'pairty' is not known; the tasks are: {', '.join(TASKS)}.\n"
+
+
+def test_a_folder_has_one_training_at_a_time(empty):
+    assert call(*QUICK, "--out", "run")[0] == 0
+    with held(Path("run")):
+        status, _, err = call("train", "--resume", "--out", "run")
+    assert status == 2 and "another process is training there" in err.splitlines()[-1]
+    assert call("train", "--resume", "--out", "run")[0] == 0  # it was let go of
+
+
+def test_two_starts_do_not_share_a_new_folder(empty, monkeypatch):
+    """The other one makes it while this one loads."""
+    draw = minits.train.evaluation_set
+    monkeypatch.setattr(minits.train, "evaluation_set", lambda *a: (Path("run").mkdir(exist_ok=True), draw(*a))[1])
+    status, _, err = call(*QUICK, "--out", "run")
+    assert status == 2 and "run cannot be made (File exists)" in err.splitlines()[-1]
+    assert list(Path("run").iterdir()) == []
+
+
+def test_ctrl_c_while_evaluating_leaves_a_run_to_resume_and_says_where_it_goes_on(empty, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr(minits.train, "measure", stop)
+        status, _, err = call(*QUICK, "--out", "run")
+    assert status == 130 and "interrupted after step 3; continue with: python run.py train" in err.splitlines()[-1]
+    status, _, err = call("train", "--resume", "--out", "run")
+    assert status == 0 and "it goes on after step 3 of 3" in err
+    assert json.loads(Path("run/record.json").read_text())["resumed_after_step"] == 3
+
+
+def test_a_resumed_run_without_a_checkpoint_says_that_it_starts_anew(empty):
+    assert call(*QUICK, "--out", "run", "--no-save")[0] == 0
+    status, _, err = call("train", "--resume", "--out", "run")
+    assert status == 0 and "no checkpoint: from the start" in err
+    assert "resumed_after_step" not in json.loads(Path("run/record.json").read_text())
 
 
 def test_diverged_training_exits_1_and_says_at_which_step_and_what_to_do(empty):

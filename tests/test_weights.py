@@ -456,11 +456,20 @@ def test_an_index_that_names_no_shards_is_an_error_that_names_it(tmp_path, index
         load(tmp_path)
 
 
-def test_thinking_weights_that_are_missing_are_not_replaced_by_fresh_ones(tmp_path):
+@pytest.mark.parametrize("name", ["thinking.safetensors", "thinking.json"])
+def test_thinking_weights_that_are_missing_are_not_replaced_by_fresh_ones(tmp_path, name):
     folder = trained_folder(tmp_path / "run")
-    (folder / "thinking.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="no thinking.safetensors"):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=f"no {name}"):
         load(folder)
+
+
+@pytest.mark.parametrize("change", [{"chunk_size": "8"}, {"inject_after": None}, {"max_ops": "x"}])
+def test_a_value_of_thinking_json_that_is_no_number_is_named(tmp_path, change):
+    file = trained_folder(tmp_path / "run") / "thinking.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ValueError, match=f"thinking.json: {next(iter(change))} is .*, not a whole number"):
+        load(file.parent)
 
 
 # -- config.json -------------------------------------------------------------------------------------------------------
@@ -532,6 +541,15 @@ def test_a_window_that_is_switched_off_is_full_attention(tmp_path):
 def test_a_missing_key_is_named(tmp_path, key):
     with pytest.raises(ValueError, match=f"config.json: lacks {key}"):
         load(write_checkpoint(tmp_path, SHAPE, **{key: None}))
+
+
+@pytest.mark.parametrize("key, value", [("num_hidden_layers", -1), ("hidden_size", "64"), ("vocab_size", [260])])
+def test_a_value_that_is_no_positive_number_is_named(tmp_path, key, value):
+    folder = write_checkpoint(tmp_path, SHAPE)
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(ValueError, match=f"config.json: {key} is .*, not a positive number"):
+        load(folder)
 
 
 # -- ids that end a text -----------------------------------------------------------------------------------------------
