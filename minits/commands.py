@@ -389,5 +389,6 @@ def data(config: DataConfig, given: frozenset[str]) -> tuple[dict, int]:
     print(f"over {len(many)} examples of 1 … 100 operations: {figures['tokens_mean']:.0f} tokens and "
           f"{figures['chunks_mean']:.1f} complete chunks a row, {figures['nontrivial_share']:.1%} of thoughts "
           f"non-trivial, the longest of {figures['thought_tokens_max']} tokens; "
-          + (f"late thoughts in {figures['late_share']:.1%} of rows; " if late else "") + f"{figures['steps_without_target']} steps without a target", flush=True)
+          + (f"late thoughts in {figures['late_share']:.1%} of rows; " if late else "")
+          + f"{figures['steps_without_target']} steps without a target", flush=True)
     return figures, 0

@@ -72,7 +72,7 @@ JSON = "make the last line of stdout one JSON object"
 class TrainCommand(TrainConfig):
     """What `run.py train` takes beside the settings that make the run what it is."""
 
-    task: str | None = setting(None, "parity or vars; a preset names its own", positional=True)
+    task: str | None = setting(None, "a task of the recipes below; a preset names its own", positional=True)
     out: str | None = setting(None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME")
     resume: bool = setting(False, "go on from the last checkpoint in --out (default: of the newest run)")
     json: bool = setting(False, JSON)
@@ -218,8 +218,8 @@ def check_train(config: TrainConfig) -> TrainConfig:
     if not 0 <= config.seed < 2 ** 63:
         raise ValueError(f"--seed {config.seed}: must lie in 0 … 2^63 - 1.")
     least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1,
-             "max_thought_tokens": 1, "eval_samples": 1, "eval_max_ops": 1, "warmup": 0, "window": 0, "eval_every": 0, "save_every": 0,
-             "log_every": 1, "inject_after": 0}
+             "max_thought_tokens": 1, "eval_samples": 1, "eval_max_ops": 1, "warmup": 0, "window": 0, "eval_every": 0,
+             "save_every": 0, "log_every": 1, "inject_after": 0}
     for name, low in least.items():
         if not getattr(config, name) >= low:
             raise ValueError(f"{flag(name)} {getattr(config, name)}: must be at least {low}.")

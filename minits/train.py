@@ -322,12 +322,14 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     try:
         longer_set = evaluation_set(run, longer, config.eval_samples)
     except ValueError as error:
-        raise ValueError(f"the evaluation on {longer[0]} … {longer[1]} operations (--eval-max-ops {config.eval_max_ops}): {error}") from error
+        raise ValueError(f"evaluation on {longer[0]} … {longer[1]} operations (--eval-max-ops {config.eval_max_ops}): "
+                         f"{error}") from error
     with held(folder, new=new) if lead else nullcontext():
         if lead:
             note(f"run folder {folder}")
             if (folder / "run.json").exists():
-                note(f"it goes on after step {run.step} of {config.steps}" if run.step else "it has no checkpoint: from the start")
+                note(f"it goes on after step {run.step} of {config.steps}" if run.step else
+                     "it has no checkpoint: from the start")
             note("settings " + json.dumps(asdict(config)))
             write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
         return train_and_evaluate(run, longer_set, log)
@@ -367,5 +369,6 @@ def read_run(folder: Path) -> TrainConfig:
     for name, kind in get_type_hints(TrainConfig).items():
         value = getattr(config, name)
         if not (isinstance(value, kind) or (type(value) is int and isinstance(0.0, kind))):
-            raise ValueError(f"{path}: {name} is {value!r}, which is no value for it. Put back what it was, or start a new run.")
+            raise ValueError(f"{path}: {name} is {value!r}, which is no value for it. Put back what it was, or start a "
+                             "new run.")
     return config
