@@ -23,6 +23,7 @@ from minits.config import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferCo
 from minits.files import listing, present, read_json, write_text
 from minits.generation import GenerationConfig, accelerate, generate_ids, with_texts
 from minits.presets import find
+from minits.qwen import QwenConfig
 from minits.records import machine, record
 from minits.report import put_into, read_records, report as make_report
 from minits.show import InlineText, chunk_table, counters
@@ -109,7 +110,8 @@ def resumed(stored: TrainConfig, settings: dict, given: frozenset[str]) -> Train
     if contrary:
         raise ValueError(f"--resume continues a run with its own settings, but {', '.join(contrary)} was given. "
                          "Leave it out, or start a new run.")
-    if any(getattr(stored, name) is None for recipe in RECIPES.values() for name in recipe):
+    recipe = RECIPES.get((stored.task, "tiny" if stored.model == "tiny" else "real"), {})
+    if any(getattr(stored, name) is None for name in ("layout", "decay", *recipe)):
         raise ValueError("the run was made by an older version, which this one does not continue exactly. Start a new run.")
     device, dtype = resolve_device(settings["device"] if "device" in given else stored.device, stored.dtype)
     return check_train(replace(stored, device=device, dtype=dtype))
@@ -289,14 +291,15 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
         raise ValueError(f"bench {config.part} needs {'--run FOLDER' if config.part == 'drafts' else '--model FOLDER'}: "
                          "the weights to measure.")
     device, dtype = resolve_device(config.device, config.dtype)
+    if config.part == "train" and (config.plain or config.chunk_size):
+        raise ValueError("bench train takes neither --plain nor --chunk-size: it measures the recipes of the tasks.")
     folder = run_folder(source) if config.part == "drafts" else resolve(source, config.revision)
-    words = read_json(checkpoint_of(folder) / "config.json").get("vocab_size") or 0
-    if config.part != "drafts" and not words >= 1000:
-        raise ValueError(f"bench {config.part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this one has "
-                         f"{words}. Name real weights; bench drafts --run measures a small run.")
+    if config.part != "drafts":
+        path = checkpoint_of(folder) / "config.json"
+        if (words := QwenConfig.from_json(read_json(path), str(path)).vocab_size) < 1000:
+            raise ValueError(f"bench {config.part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this one "
+                             f"has {words}. Name real weights; bench drafts --run measures a small run.")
     if config.part == "train":
-        if config.plain or config.chunk_size:
-            raise ValueError("bench train takes neither --plain nor --chunk-size: it measures the recipes of the tasks.")
         note(f"{source} in {dtype} on {machine(device)}")
         lines = bench_train(source, config.revision, device=device, dtype=dtype, compile=config.compile,
                             repeats=config.repeats)

@@ -56,7 +56,7 @@ class TrainConfig:
                                       "default: bfloat16 on cuda, else float32")
     compile: bool = setting(False, "torch.compile the layers: half a minute to start, then faster steps (cuda)")
     eval_samples: int = setting(500, "examples of each final evaluation")
-    eval_max_ops: int = setting(100, "longest evaluation example, in operations")
+    eval_max_ops: int = setting(100, "longest evaluation example, in operations; --max-ops if that is more")
     eval_every: int = setting(0, "steps between evaluations on a fifth of the examples; 0: only at the end")
     save_every: int = setting(0, "steps between checkpoints; 0: only at the end and on Ctrl-C")
     no_save: bool = setting(False, "write no checkpoint (for measurements whose weights cannot be kept)")
@@ -215,10 +215,10 @@ def check_train(config: TrainConfig) -> TrainConfig:
     for name in ("thought_weight", "weight_decay"):
         if not 0 <= getattr(config, name) <= 1e30:
             raise ValueError(f"{flag(name)} {getattr(config, name)}: must be 0 or a positive number (at most 1e30).")
-    if not 0 <= config.seed < 2 ** 63:
-        raise ValueError(f"--seed {config.seed}: must lie in 0 … 2^63 - 1.")
+    if not -2 ** 63 <= config.seed < 2 ** 63:
+        raise ValueError(f"--seed {config.seed}: must lie in -2^63 … 2^63 - 1.")
     least = {"max_ops": 1, "row_tokens": 1, "chunk_size": 1, "steps": 1, "batch_size": 1, "accumulate": 1,
-             "max_thought_tokens": 1, "eval_samples": 1, "eval_max_ops": 1, "warmup": 0, "window": 0, "eval_every": 0,
+             "max_thought_tokens": 1, "eval_samples": 1, "eval_max_ops": 0, "warmup": 0, "window": 0, "eval_every": 0,
              "save_every": 0, "log_every": 1, "inject_after": 0}
     for name, low in least.items():
         if not getattr(config, name) >= low:

@@ -49,9 +49,11 @@ class QwenConfig:
                   "rms_norm_eps", "max_position_embeddings")
         if missing := [key for key in needed if raw.get(key) is None]:
             raise ValueError(f"{where}: lacks {', '.join(missing)}; download the checkpoint's config.json again.")
-        if wrong := [key for key in needed if not (isinstance(raw[key], (int, float)) and raw[key] > 0)]:
-            raise ValueError(f"{where}: {wrong[0]} is {raw[wrong[0]]!r}, not a positive number; download the checkpoint's "
-                             "config.json again.")
+        for key in needed:
+            kinds = (int, float) if key == "rms_norm_eps" else (int,)
+            if type(raw[key]) not in kinds or not raw[key] > 0:
+                raise ValueError(f"{where}: {key} is {raw[key]!r}, not a positive {'' if len(kinds) > 1 else 'whole '}number; "
+                                 "download the checkpoint's config.json again.")
         if raw.get("hidden_act", "silu") != "silu":
             raise ValueError(f"{where}: hidden_act is {raw['hidden_act']!r}; only 'silu' is supported.")
         heads, layers = raw["num_attention_heads"], raw["num_hidden_layers"]

@@ -12,13 +12,12 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import pickle
 import shutil
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from io import StringIO
 from math import cos, isfinite, pi
@@ -184,14 +183,15 @@ def save_checkpoint(run: Run) -> Path:
 
 def read_state(path: Path, device: str) -> dict:
     """Optimizer and step of a checkpoint. Raises ValueError naming the file if it is damaged."""
+    require(path)
     try:
-        state = torch.load(require(path), map_location=device, weights_only=True)
-        if {"optimizer", "step", "seconds"} <= set(state):
-            return state
-    except (RuntimeError, EOFError, LookupError, TypeError, pickle.UnpicklingError):
-        pass
-    raise ValueError(f"{path} is damaged: it is no state of a training. The weights beside it are whole, but an exact "
-                     "resume is not possible. Start a new run.")
+        state = torch.load(path, map_location=device, weights_only=True)
+        return {name: state[name] for name in ("optimizer", "step", "seconds")}
+    except (OSError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # damage has many names
+        raise ValueError(f"{path} is damaged ({type(error).__name__}): no state of a training can be read. The weights beside "
+                         "it are whole, but an exact resume is not possible. Start a new run.") from error
 
 
 @contextmanager
@@ -312,19 +312,13 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
     ValueError, also if another process trains in `folder`.
     """
     lead, new = distributed.rank() == 0, not folder.exists()
-    run = set_up(config, folder)
-    limit = run.model.backbone.config.max_position_embeddings
-    if config.layout == "long_rows" and round_up(config.row_tokens, config.chunk_size) > limit:
-        raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
-                         "(max_position_embeddings).")
-    run.stream.rows(0)
-    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
-    try:
-        longer_set = evaluation_set(run, longer, config.eval_samples)
-    except ValueError as error:
-        raise ValueError(f"evaluation on {longer[0]} … {longer[1]} operations (--eval-max-ops {config.eval_max_ops}): "
-                         f"{error}") from error
-    with held(folder, new=new) if lead else nullcontext():
+    with ExitStack() as stack:
+        if lead and not new:
+            stack.enter_context(held(folder))
+        run = set_up(config, folder)
+        longer_set = check_data(run)
+        if lead and new:
+            stack.enter_context(held(folder, new=True))
         if lead:
             note(f"run folder {folder}")
             if (folder / "run.json").exists():
@@ -333,6 +327,21 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
             note("settings " + json.dumps(asdict(config)))
             write_text(folder / "run.json", json.dumps(asdict(config), indent=2) + "\n")
         return train_and_evaluate(run, longer_set, log)
+
+
+def check_data(run: Run) -> tuple[list, GenerationConfig]:
+    """The examples of the evaluation on longer inputs; raises ValueError if they or the first samples do not fit."""
+    config, limit = run.config, run.model.backbone.config.max_position_embeddings
+    if config.layout == "long_rows" and round_up(config.row_tokens, config.chunk_size) > limit:
+        raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
+                         "(max_position_embeddings).")
+    run.stream.rows(0)
+    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
+    try:
+        return evaluation_set(run, longer, config.eval_samples)
+    except ValueError as error:
+        raise ValueError(f"evaluation on {longer[0]} … {longer[1]} operations (--eval-max-ops {config.eval_max_ops}): "
+                         f"{error}") from error
 
 
 def train_and_evaluate(run: Run, longer_set: tuple[list, GenerationConfig], log) -> dict:

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,10 @@ from strategies import Shape, write_checkpoint
 import minits.train
 from minits import commands
 from minits.commands import SHIPPED
+from minits.config import RECIPES
 from minits.files import held
 from minits.tasks import TASKS
+from minits.tasks.parity import Parity
 
 ROOT = Path(__file__).parent.parent
 PROMPT = "The coin starts at state heads. Alice flips the coin. Bob doesn't flip the coin."
@@ -74,9 +76,12 @@ def world(tmp_path_factory) -> Path:
     state.write_bytes(state.read_bytes()[:1000])
     shutil.copytree(world / "trained", world / "emptied")
     (world / "emptied" / "checkpoints" / "step-000003" / "training_state.pt").write_bytes(b"")
+    shutil.copytree(world / "trained", world / "stateless")
+    torch.save({"step": 3}, world / "stateless" / "checkpoints" / "step-000003" / "training_state.pt")
     shutil.copytree(world / "trained", world / "unlabelled")
     (world / "unlabelled" / "checkpoints" / "step-000003" / "thinking.json").unlink()
     for name, change in {"shorter": {"steps": 2}, "wordy": {"steps": "many"}, "rechunked": {"chunk_size": 4},
+                         "relayered": {"inject_after": 2},
                          "negative": {"warmup": -5}, "undecided": {"steps": None}}.items():
         shutil.copytree(world / "trained", world / name)
         file = world / name / "run.json"
@@ -133,11 +138,10 @@ BAD = {
     "preset and another setting": (["train", "--preset", "tiny/parity-cot", "--steps", "7"], ["steps 7 (preset: 400)"]),
     "preset of real weights on the tiny model": (["train", "--preset", "table1/parity-10-cot"], ["--model tiny", "FOLDER"]),
     "layout": ([*TRAIN, "--layout", "heap"], ["heap", "long_rows"]),
-    "option of another task": ([*TRAIN, "--variables", "3"], ["--variables: the task parity has no such option"]),
     "negative weight": ([*TRAIN, "--thought-weight", "-1"], ["--thought-weight -1.0", "positive"]),
     "weight that is no number": ([*TRAIN, "--weight-decay", "nan"], ["--weight-decay nan", "positive"]),
-    "negative seed": ([*TRAIN, "--seed", "-1"], ["--seed -1", "0 …"]),
-    "evaluation of no operations": ([*TRAIN, "--eval-max-ops", "0"], ["--eval-max-ops 0", "at least 1"]),
+    "seed of too many bits": ([*TRAIN, "--seed", str(2 ** 63)], [f"--seed {2 ** 63}", "2^63 - 1"]),
+    "evaluation of less than no operations": ([*TRAIN, "--eval-max-ops", "-3"], ["--eval-max-ops -3", "at least 0"]),
     "decay": ([*TRAIN, "--decay", "2"], ["--decay 2.0", "from 0 to 1"]),
     "long rows beyond the positions": ([*TRAIN, "--layout", "long_rows", "--row-tokens", "4096"], ["4096", "2048"]),
     "report into a file without marks": (["report", "--write", "empty.txt"], ["empty.txt", "begin"]),
@@ -177,21 +181,22 @@ BAD = {
     "unknown method": ([*TRAIN, "--method", "nope"], ["--method 'nope'", "thinking, no-cot, cot"]),
     "layers out of order": ([*TRAIN, "--inject-after", "9"], ["inject_after 9", "<= 4"]),
     "training in float64": ([*TRAIN, "--dtype", "float64"], ["--dtype float64", "float32", "bfloat16"]),
-    "option of another task": ([*TRAIN, "--modulus", "7"], ["parity", "modulus"]),
+    "option of another task": ([*TRAIN, "--modulus", "7"], ["--modulus: the task parity has no such option"]),
     "variables beyond the vocabulary": (["train", "vars", "--steps", "1", *SHORT, "--variables", "12"],
                                         ["' i'", "vocabulary"]),
     "training rows beyond the positions": ([*TRAIN, "--max-ops", "900"], ["2048"]),
     "evaluation beyond the positions": ([*TRAIN, "--eval-max-ops", "2000"], ["--eval-max-ops 2000", "2048"]),
     "thoughts beyond the positions": ([*TRAIN, "--max-thought-tokens", "4000"], ["4000", "2040"]),
     # train: folders
-    "out is a file": ([*TRAIN, "--out", "empty.txt"], ["empty.txt", "it is a file", "another"]),
-    "out in a file": ([*TRAIN, "--out", "empty.txt/run"], ["empty.txt/run cannot be made", "--out"]),
+    "out is below a file": ([*TRAIN, "--out", "empty.txt/run"], ["empty.txt/run cannot be made", "--out"]),
     "eval into a file that is there": ([*EVAL, "--out", "filled/thesis.txt"], ["thesis.txt exists", "another file"]),
     "resume with an emptied state": (["train", "--resume", "--out", "emptied"], ["training_state.pt is damaged", "new run"]),
     "resume without thinking.json": (["train", "--resume", "--out", "unlabelled"], ["no thinking.json"]),
     "infer without thinking.json": (["infer", PROMPT, "--run", "unlabelled"], ["no thinking.json"]),
     "resume to fewer steps": (["train", "--resume", "--out", "shorter"], ["past the 2 steps", "run.json"]),
     "resume with a word for a number": (["train", "--resume", "--out", "wordy"], ["run.json: steps is 'many'"]),
+    "resume with a state that is none": (["train", "--resume", "--out", "stateless"], ["is damaged (KeyError)"]),
+    "resume with another layer": (["train", "--resume", "--out", "relayered"], ["inject_after 2", "trained with 1"]),
     "resume with other chunks": (["train", "--resume", "--out", "rechunked"], ["chunk_size 4", "trained with 8"]),
     "resume with a negative number": (["train", "--resume", "--out", "negative"], ["--warmup -5", "at least 0"]),
     "resume without a number": (["train", "--resume", "--out", "undecided"], ["older version", "new run"]),
@@ -200,8 +205,7 @@ BAD = {
     "out is not empty": ([*TRAIN, "--out", "filled"],
                          ["--out filled", "thesis.txt", "Nothing is overwritten", "--resume"]),
     "out is a finished run": ([*TRAIN, "--out", "trained"], ["--out trained", "record.json", "--resume"]),
-    "out is a file": ([*TRAIN, "--out", "empty.txt"], ["--out empty.txt", "name another folder"]),
-    "out is below a file": ([*TRAIN, "--out", "empty.txt/run"], ["empty.txt"]),
+    "out is a file": ([*TRAIN, "--out", "empty.txt"], ["--out empty.txt", "it is a file", "name another folder"]),
     "resume in a folder not ours": (["train", "parity", "--out", "filled", "--resume"],
                                     ["filled is not a run", "--out"]),
     "resume in a folder not there": (["train", "parity", "--out", "nope", "--resume"], ["nope is not a run", "--out"]),
@@ -273,6 +277,22 @@ def test_a_folder_has_one_training_at_a_time(empty):
         status, _, err = call("train", "--resume", "--out", "run")
     assert status == 2 and "another process is training there" in err.splitlines()[-1]
     assert call("train", "--resume", "--out", "run")[0] == 0  # it was let go of
+
+
+def test_a_whole_number_in_run_json_does_for_any_number_and_recipes_of_others_do_not_matter(empty, monkeypatch):
+    assert call(*QUICK, "--out", "run")[0] == 0
+    file = Path("run/run.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"clip": 1}))
+    monkeypatch.setitem(RECIPES, ("vars", "tiny"), RECIPES["vars", "tiny"] | {"variables": 2})
+    assert call("train", "--resume", "--out", "run")[0] == 0
+
+
+def test_who_waits_for_a_folder_reads_nothing_of_it(empty, monkeypatch):
+    """What it had read could be old when its turn comes."""
+    assert call(*QUICK, "--out", "run")[0] == 0
+    monkeypatch.setattr(minits.train, "set_up", lambda *_: pytest.fail("it was read"))
+    with held(Path("run")):
+        assert call("train", "--resume", "--out", "run")[0] == 2
 
 
 def test_two_starts_do_not_share_a_new_folder(empty, monkeypatch):
@@ -600,6 +620,13 @@ def test_eval_begins_at_the_longest_trained_length_by_default(inside):
     status, out, _ = call(*EVAL, "--samples", "6", "--json")
     low, high = result(out)["operations"]
     assert status == 0 and 10 <= low <= high <= 12
+
+
+def test_data_of_a_task_without_values_counts_no_late_ones(empty, monkeypatch):
+    draw = Parity.draw
+    monkeypatch.setattr(Parity, "draw", lambda *given: replace(draw(*given), values=()))
+    status, out, _ = call("data", "parity", "--samples", "5", "--json")
+    assert status == 0 and result(out)["late_share"] is None and "late" not in out.splitlines()[-2]
 
 
 @pytest.mark.parametrize("task", ["parity", "vars"])

@@ -543,12 +543,13 @@ def test_a_missing_key_is_named(tmp_path, key):
         load(write_checkpoint(tmp_path, SHAPE, **{key: None}))
 
 
-@pytest.mark.parametrize("key, value", [("num_hidden_layers", -1), ("hidden_size", "64"), ("vocab_size", [260])])
+@pytest.mark.parametrize("key, value", [("num_hidden_layers", -1), ("hidden_size", "64"), ("vocab_size", [260]),
+                                         ("intermediate_size", 160.5), ("rms_norm_eps", "1e-6")])
 def test_a_value_that_is_no_positive_number_is_named(tmp_path, key, value):
     folder = write_checkpoint(tmp_path, SHAPE)
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
-    with pytest.raises(ValueError, match=f"config.json: {key} is .*, not a positive number"):
+    with pytest.raises(ValueError, match=f"config.json: {key} is .*, not a positive (whole )?number"):
         load(folder)
 
 

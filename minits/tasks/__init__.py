@@ -30,9 +30,9 @@ def make_task(name: str, **options) -> Task:
         raise ValueError(f"task {name!r} is not known; the tasks are: {', '.join(TASKS)}.")
     if not is_dataclass(TASKS[name]):  # draw_example seeds with its repr, which must be the same in every process
         raise ValueError(f"task {name}: {TASKS[name].__name__} is no dataclass; put @dataclass(frozen=True) above it.")
-    has = [field.name for field in fields(TASKS[name])]
-    if lacks := [option for option in options if option not in has]:
-        raise ValueError(f"--{lacks[0]}: the task {name} has no such option (it has {', '.join(has)}); leave it out.")
+    known = {field.name for field in fields(TASKS[name])}
+    if lacks := [option for option in options if option not in known]:
+        raise ValueError(f"--{lacks[0]}: the task {name} has no such option; leave it out.")
     return TASKS[name](**options)
 
 
