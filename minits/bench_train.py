@@ -13,9 +13,8 @@ from minits.tasks import draw_example
 from minits.train import Run, set_up
 
 
-def bench_train(source: str, revision: str | None = None, *, device: str, dtype: str, compile: bool,
-                repeats: int) -> list[dict]:
-    """All measurements, one dict a line. `source`: folder or hub id of real weights.
+def bench_train(folder: str, *, device: str, dtype: str, compile: bool, repeats: int) -> list[dict]:
+    """All measurements, one dict a line. `folder`: of real weights.
 
     Times are of whole optimizer steps on the same samples again and again, the learning rate being 0; `first` holds the
     capture of graphs, and compilation. Nothing is written.
@@ -24,8 +23,7 @@ def bench_train(source: str, revision: str | None = None, *, device: str, dtype:
     lines = [{"what": "limits", "copy_TB_per_s": limits["bandwidth"] / 1e12, "matmul_TFLOP_per_s": limits["matmul"] / 1e12}]
 
     def start(task: str, **changes) -> Run:
-        config = resolve_train(TrainConfig(task=task, model=source, revision=revision, device=device, dtype=dtype,
-                                           compile=compile, **changes))
+        config = resolve_train(TrainConfig(task=task, model=folder, device=device, dtype=dtype, compile=compile, **changes))
         return set_up(config, Path("nowhere"))
 
     for task, changes in (("parity", {}), ("vars", {"max_ops": 40})):

@@ -19,11 +19,10 @@ from minits import evaluate as evaluation
 from minits.bench import bench as measure, bench_drafts
 from minits.bench_train import bench_train
 from minits.config import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand,
-                           TrainConfig, check_train, flag, resolve_device, resolve_train, task_options)
-from minits.files import listing, present, read_json, write_text
+                           TrainConfig, check_train, flag, recipe_key, resolve_device, resolve_train, task_options)
+from minits.files import listing, present, write_text
 from minits.generation import GenerationConfig, accelerate, generate_ids, with_texts
 from minits.presets import find
-from minits.qwen import QwenConfig
 from minits.records import machine, record
 from minits.report import put_into, read_records, report as make_report
 from minits.show import InlineText, chunk_table, counters
@@ -33,7 +32,7 @@ from minits.thinking import ThinkingConfig
 from minits.tiny import ASSETS, tiny_tokenizer
 from minits.tokenizer import Tokenizer
 from minits.train import read_run, run_training
-from minits.weights import checkpoint_of, finished_checkpoints, load, read_about, resolve, special_ids
+from minits.weights import CHOICES, checkpoint_of, finished_checkpoints, load, read_about, read_config, resolve, special_ids
 
 RUNS = Path("runs")
 SHIPPED = ASSETS / "parity"
@@ -110,7 +109,7 @@ def resumed(stored: TrainConfig, settings: dict, given: frozenset[str]) -> Train
     if contrary:
         raise ValueError(f"--resume continues a run with its own settings, but {', '.join(contrary)} was given. "
                          "Leave it out, or start a new run.")
-    recipe = RECIPES.get((stored.task, "tiny" if stored.model == "tiny" else "real"), {})
+    recipe = RECIPES.get(recipe_key(stored), {})
     if any(getattr(stored, name) is None for name in ("layout", "decay", *recipe)):
         raise ValueError("the run was made by an older version, which this one does not continue exactly. Start a new run.")
     device, dtype = resolve_device(settings["device"] if "device" in given else stored.device, stored.dtype)
@@ -168,7 +167,7 @@ def infer(config: InferConfig, given: frozenset[str]) -> tuple[dict, int]:
     device, dtype = resolve_device(config.device, config.dtype)
     source = config.model or run_folder(config.run)
     folder = resolve(source, config.revision)
-    choices = {k: getattr(config, k) for k in ("chunk_size", "inject_after", "extract_after")}
+    choices = {name: getattr(config, name) for name in CHOICES}
     model, tokenizer = load(folder, getattr(torch, dtype), device, **choices)
     model = model if config.plain else accelerate(model)
     about = read_about(checkpoint_of(folder))
@@ -294,17 +293,15 @@ def bench(config: BenchConfig, given: frozenset[str]) -> tuple[dict, int]:
     if config.part == "train" and (config.plain or config.chunk_size):
         raise ValueError("bench train takes neither --plain nor --chunk-size: it measures the recipes of the tasks.")
     folder = run_folder(source) if config.part == "drafts" else resolve(source, config.revision)
-    if config.part != "drafts":
-        path = checkpoint_of(folder) / "config.json"
-        if (words := QwenConfig.from_json(read_json(path), str(path)).vocab_size) < 1000:
-            raise ValueError(f"bench {config.part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this one "
-                             f"has {words}. Name real weights; bench drafts --run measures a small run.")
+    checkpoint = checkpoint_of(folder)
+    if config.part != "drafts" and (words := read_config(checkpoint).vocab_size) < 1000:
+        raise ValueError(f"bench {config.part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this one has "
+                         f"{words}. Name real weights; bench drafts --run measures a small run.")
     if config.part == "train":
         note(f"{source} in {dtype} on {machine(device)}")
-        lines = bench_train(source, config.revision, device=device, dtype=dtype, compile=config.compile,
-                            repeats=config.repeats)
+        lines = bench_train(str(folder), device=device, dtype=dtype, compile=config.compile, repeats=config.repeats)
         return told(lines, {"dtype": dtype}, device), 0
-    about = read_about(checkpoint_of(folder))
+    about = read_about(checkpoint)
     if config.part == "drafts" and about.get("method") != "thinking":
         raise ValueError(f"bench drafts --run {source}: it measures prefill with a model's own thoughts, and this one was not "
                          f"trained to think (method: {about.get('method')}). Name a run of the method thinking.")
@@ -380,18 +377,17 @@ def data(config: DataConfig, given: frozenset[str]) -> tuple[dict, int]:
     many = [encode_example(draw_example(task, seed=config.seed, split="train", index=i, operations=(1, 100)),
                            tokenizer, thinking) for i in range(config.samples)]
     thoughts = [z for r in many for z in r.thoughts]
-    late = [r.late for r in many if r.late is not None]
     figures = {
         "samples": len(many), "tokens_mean": fmean(len(r.ids) for r in many),
         "chunks_mean": fmean(len(r.thoughts) for r in many),
         "nontrivial_share": sum(len(z) > 1 for z in thoughts) / max(len(thoughts), 1),
         "thought_tokens_max": max(map(len, thoughts), default=0),
-        "late_share": fmean(late) if late else None,
+        "late_share": evaluation.late_share(r.late for r in many),
         "steps_without_target": sum(r.without_target for r in many), "prompt": example.prompt,
         "ids": row.ids, "thoughts": row.thoughts}
     print(f"over {len(many)} examples of 1 … 100 operations: {figures['tokens_mean']:.0f} tokens and "
           f"{figures['chunks_mean']:.1f} complete chunks a row, {figures['nontrivial_share']:.1%} of thoughts "
           f"non-trivial, the longest of {figures['thought_tokens_max']} tokens; "
-          + (f"late thoughts in {figures['late_share']:.1%} of rows; " if late else "")
+          + ("" if figures["late_share"] is None else f"late thoughts in {figures['late_share']:.1%} of rows; ")
           + f"{figures['steps_without_target']} steps without a target", flush=True)
     return figures, 0

@@ -184,13 +184,18 @@ RECIPES: dict[tuple[str, str], dict] = {
 }
 
 
+def recipe_key(config: TrainConfig) -> tuple[str, str]:
+    """Where `RECIPES` has the recipe of this task and kind of model, if it has one."""
+    return config.task, "tiny" if config.model == "tiny" else "real"
+
+
 def resolve_train(config: TrainConfig) -> TrainConfig:
     """`config` with every None replaced by its value; raises ValueError naming the flag that does not fit."""
-    kind = "tiny" if config.model == "tiny" else "real"
-    if (config.task, kind) not in RECIPES:
-        raise ValueError(f"no recipe for {config.task} on {config.model}: RECIPES in minits/config.py has "
-                         f"{', '.join(f'{task} ({kind})' for task, kind in RECIPES)}; add one for ({config.task!r}, {kind!r}).")
-    recipe = RECIPES[config.task, kind]
+    key = task, kind = recipe_key(config)
+    if key not in RECIPES:
+        raise ValueError(f"no recipe for {task} on {config.model}: RECIPES in minits/config.py has "
+                         f"{', '.join(f'{task} ({kind})' for task, kind in RECIPES)}; add one for {key}.")
+    recipe = RECIPES[key]
     chosen = {k: v for k, v in recipe.items() if getattr(config, k) is None}
     if kind == "tiny" and config.extract_after is None:
         chosen["extract_after"] = 3

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
 from pathlib import Path
@@ -111,7 +111,6 @@ def summarise(records: Sequence[dict], bucket: int = 20) -> Report:
     n = len(records)
     chunks = sum(len(r["gold_thoughts"]) for r in records)
     wrong = [r for r in records if r["first_wrong"] is not None]
-    late = [r["late"] for r in records if r["late"] is not None]
     groups: dict[int, list[bool]] = {}
     for r in records:
         groups.setdefault(max(r["operations"] - 1, 0) // bucket, []).append(r["correct"])
@@ -126,9 +125,15 @@ def summarise(records: Sequence[dict], bucket: int = 20) -> Report:
         first_wrong={"rows": len(wrong), "median_chunk": median(r["first_wrong"] for r in wrong),
                      "median_share": median(r["first_wrong"] / len(r["gold_thoughts"]) for r in wrong)}
         if wrong else None,
-        late_share=fmean(late) if late else None,
+        late_share=late_share(r["late"] for r in records),
         stopped_by_length=fmean(r["stop_reason"] == "length" for r in records),
         mean_rounds=fmean(r["rounds"] for r in records), mean_nontrivial=fmean(r["nontrivial"] for r in records))
+
+
+def late_share(late: Iterable[bool | None]) -> float | None:
+    """The share of rows that are `late` (see `Row`), of those of which it is known; None if it is of none."""
+    known = [value for value in late if value is not None]
+    return fmean(known) if known else None
 
 
 def describe(report: Report) -> str:

@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 def listing(folder: Path, most: int = 8) -> str:
     """What a folder holds, in words, for error messages."""
@@ -76,32 +81,33 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-@contextmanager
-def held(folder: Path, *, new: bool = False) -> Iterator[None]:
-    """Keeps `folder`, which is made if it is `new`, for this process, however that ends.
-
-    Raises ValueError if it cannot be made or another process has it. The lock is on the folder itself, so nothing is left
-    behind. Windows and some network disks have no such locks: there no one is kept out.
-    """
-    if new:
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); name another one with --out.") from error
+def made(folder: Path) -> Path:
+    """`folder` itself, made now. Raises ValueError if it cannot be, or is there already."""
     try:
-        import fcntl
-    except ImportError:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); name another one with --out.") from error
+    return folder
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps `folder` for this process, however that ends. Raises ValueError if another process has it.
+
+    The lock is on the folder itself, so nothing is left behind. Windows and some network disks have no such locks: there
+    no one is kept out.
+    """
+    if fcntl is None:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise ValueError(f"{folder}: another process is training there. Wait for it, or name another folder.") from error
-    except OSError:
-        pass  # a disk without locks
-    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"{folder}: another process is training there. Wait for it, or name another folder.") from error
+        except OSError:
+            pass  # a disk without locks
         yield
     finally:
         os.close(descriptor)

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from minits import distributed
 from minits.config import TrainConfig, task_options
 from minits.evaluate import Report, describe, draw_rows, evaluate, options
-from minits.files import flush, held, new_folder, read_json, require, write_text
+from minits.files import flush, held, made, new_folder, read_json, require, write_text
 from minits.generation import GenerationConfig, accelerate
 from minits.stream import Stream
 from minits.supervision import Row, round_up
@@ -39,7 +39,7 @@ from minits.thinking import Batch, ThinkingStates
 from minits.tiny import make_tiny
 from minits.tokenizer import Tokenizer
 from minits.update import Update, make_optimizer
-from minits.weights import finished_checkpoints, load, write_model
+from minits.weights import CHOICES, finished_checkpoints, load, write_model
 
 
 class TrainingError(RuntimeError):
@@ -79,16 +79,14 @@ def set_up(config: TrainConfig, folder: Path) -> Run:
     task = make_task(config.task, **task_options(config))
     checkpoints = finished_checkpoints(folder)
     thinks = config.method == "thinking"
+    choices = {name: getattr(config, name) for name in CHOICES}
     if checkpoints:
-        model, tokenizer = load(checkpoints[-1], chunk_size=config.chunk_size, inject_after=config.inject_after,
-                                extract_after=config.extract_after)
+        model, tokenizer = load(checkpoints[-1], **choices)
     elif config.model == "tiny":
-        model, tokenizer = make_tiny(
-            seed=config.seed, window=(config.window or None) if thinks else None, thinks=thinks,
-            chunk_size=config.chunk_size, inject_after=config.inject_after, extract_after=config.extract_after)
+        model, tokenizer = make_tiny(seed=config.seed, window=(config.window or None) if thinks else None, thinks=thinks,
+                                     **choices)
     else:
-        model, tokenizer = load(config.model, revision=config.revision, chunk_size=config.chunk_size,
-                                inject_after=config.inject_after, extract_after=config.extract_after)
+        model, tokenizer = load(config.model, revision=config.revision, **choices)
         if not thinks:
             model.thinking_block = model.compression_block = None
     model = model.to(config.device).train()
@@ -318,7 +316,7 @@ def run_training(config: TrainConfig, folder: Path, log=print, note=print) -> di
         run = set_up(config, folder)
         longer_set = check_data(run)
         if lead and new:
-            stack.enter_context(held(folder, new=True))
+            stack.enter_context(held(made(folder)))
         if lead:
             note(f"run folder {folder}")
             if (folder / "run.json").exists():
@@ -336,12 +334,17 @@ def check_data(run: Run) -> tuple[list, GenerationConfig]:
         raise ValueError(f"--row-tokens {config.row_tokens}: long rows need as many positions, the model has {limit} "
                          "(max_position_embeddings).")
     run.stream.rows(0)
-    longer = (config.max_ops, max(config.eval_max_ops, config.max_ops))
+    least, most = longer_operations(config)
     try:
-        return evaluation_set(run, longer, config.eval_samples)
+        return evaluation_set(run, (least, most), config.eval_samples)
     except ValueError as error:
-        raise ValueError(f"evaluation on {longer[0]} … {longer[1]} operations (--eval-max-ops {config.eval_max_ops}): "
+        raise ValueError(f"evaluation on {least} … {most} operations (--eval-max-ops {config.eval_max_ops}): "
                          f"{error}") from error
+
+
+def longer_operations(config: TrainConfig) -> tuple[int, int]:
+    """(least, most) operations of the evaluation on longer inputs."""
+    return config.max_ops, max(config.eval_max_ops, config.max_ops)
 
 
 def train_and_evaluate(run: Run, longer_set: tuple[list, GenerationConfig], log) -> dict:
@@ -349,17 +352,18 @@ def train_and_evaluate(run: Run, longer_set: tuple[list, GenerationConfig], log)
     config, folder, start = run.config, run.folder, run.step
     finished = train(run, log)
     run.update.leave()  # the others only take part in the steps, and do not wait for the evaluation
-    interrupted = {"interrupted": True, "step": run.step, "run": str(folder)}
+    place = {"step": run.step, "run": str(folder)}
     if not (distributed.rank() == 0 and finished):
-        return interrupted | {"interrupted": not finished}
+        return {"interrupted": not finished} | place
     try:
         known_set = evaluation_set(run, (1, config.max_ops), config.eval_samples)
         known = measure(run, *known_set, folder / "predictions_id.jsonl")
         log(f"in distribution (1 … {config.max_ops} operations): " + describe(known))
         ood = measure(run, *longer_set, folder / "predictions_ood.jsonl")
-        log(f"longer ({config.max_ops} … {max(config.eval_max_ops, config.max_ops)} operations): " + describe(ood))
+        least, most = longer_operations(config)
+        log(f"longer ({least} … {most} operations): " + describe(ood))
     except KeyboardInterrupt:  # the training is saved
-        return interrupted
+        return {"interrupted": True} | place
     figures = {"accuracy_id": known.accuracy, "accuracy_ood": ood.accuracy, "steps": run.step,
                "train_seconds": round(run.seconds, 2), "id": asdict(known), "ood": asdict(ood), "run": str(folder)}
     return figures | ({"resumed_after_step": start} if start else {})

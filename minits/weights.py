@@ -21,6 +21,7 @@ from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.thinking import ThinkingConfig, ThinkingStates
 from minits.tokenizer import Tokenizer
 
+CHOICES = ("chunk_size", "inject_after", "extract_after")  # what a training fixes of Thinking States, in thinking.json
 FLOATS = ("F64", "F32", "F16", "BF16")  # what weights may be, in the words of safetensors
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ["*.json", "*.safetensors"]  # files of a hub repository that we read
@@ -36,13 +37,13 @@ def load(folder_or_hub_id: str | Path, dtype: torch.dtype = torch.float32, devic
     missing, ValueError for what does not fit, a value that contradicts a trained run included.
     """
     folder = checkpoint_of(resolve(folder_or_hub_id, revision))
-    config = QwenConfig.from_json(read_json(folder / "config.json"), str(folder / "config.json"))
+    config = read_config(folder)
     eos_ids, pad_id = special_ids(folder, config.vocab_size)
     about = read_about(folder)
     asked = {"chunk_size": chunk_size, "inject_after": inject_after, "extract_after": extract_after}
     asked = {key: value for key, value in asked.items() if value is not None}
     usual = {"chunk_size": 8, "inject_after": 1, "extract_after": max(1, config.num_hidden_layers - 1)}
-    choices = {key: about[key] for key in usual} if about else usual | asked
+    choices = {key: about[key] for key in CHOICES} if about else usual | asked
     for key, value in asked.items():
         if value != choices[key]:
             raise ValueError(f"{key} {value} was asked, but {folder} was trained with {choices[key]}; leave it out, "
@@ -89,7 +90,7 @@ def write_model(model: ThinkingStates, tokenizer: Tokenizer, target: Path, about
         write_tensors(blocks.state_dict(), target / "thinking.safetensors")
     ids = {"eos_token_id": list(config.eos_ids), "pad_token_id": config.pad_id}
     dtype = str(model.backbone.lm_head.weight.dtype).removeprefix("torch.")
-    choices = {key: getattr(config, key) for key in ("chunk_size", "inject_after", "extract_after")}
+    choices = {key: getattr(config, key) for key in CHOICES}
     for file, content in {
         "config.json": model.backbone.config.to_json() | ids | {"torch_dtype": dtype},
         "generation_config.json": ids,
@@ -161,15 +162,22 @@ def finished_checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
+def read_config(folder: Path) -> QwenConfig:
+    """config.json of a model folder. Raises FileNotFoundError or ValueError, as `QwenConfig.from_json`."""
+    path = folder / "config.json"
+    return QwenConfig.from_json(read_json(path), str(path))
+
+
 def read_about(folder: Path) -> dict:
     """thinking.json of a folder that we saved; empty for a plain Qwen2.5. Raises if it is not whole or not there."""
     path = folder / "thinking.json"
     if not present(path) and not present(folder / "thinking.safetensors"):
         return {}
     about = read_json(path)
-    for key in ("chunk_size", "inject_after", "extract_after", *({"max_ops"} & about.keys())):
-        if type(about.get(key)) is not int:
-            raise ValueError(f"{path}: {key} is {about.get(key)!r}, not a whole number. Put back what training wrote.")
+    numbers = {key: about.get(key) for key in CHOICES} | {"max_ops": about.get("max_ops", 1)}  # save needs no max_ops
+    for key, value in numbers.items():
+        if type(value) is not int:
+            raise ValueError(f"{path}: {key} is {value!r}, not a whole number. Put back what training wrote.")
     return about
 
 

@@ -213,11 +213,16 @@ class FakeGraph:
         self.replay = run
 
 
+def pretend_card(monkeypatch, capture=FakeGraph) -> None:
+    """Graphs without CUDA: `capture` makes them, and each pool is something new."""
+    monkeypatch.setattr(minits.update, "capture", capture)
+    for name, fake in (("synchronize", lambda: None), ("empty_cache", lambda: None), ("graph_pool_handle", object)):
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+
 @pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
 def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(layout, tmp_path, monkeypatch):
-    monkeypatch.setattr(minits.update, "capture", FakeGraph)
-    for name in ("synchronize", "empty_cache", "graph_pool_handle"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    pretend_card(monkeypatch)
     options = dict(layout=layout, row_tokens=64, steps=16)
     plain, graphed = begin(tmp_path / "plain", **options), begin(tmp_path / "graphed", **options)
     graphed.update.graphs, graphed.stream.sizes = {}, Roomy()
@@ -239,9 +244,7 @@ def test_a_graph_takes_the_place_of_those_that_never_come_again(layout, tmp_path
         beside.append(list(run.update.graphs))
         pools.append(pool)
         return FakeGraph(step, pool)
-    monkeypatch.setattr(minits.update, "capture", watched)
-    for name, fake in (("synchronize", None), ("empty_cache", None), ("graph_pool_handle", object)):
-        monkeypatch.setattr(torch.cuda, name, fake or (lambda: None))
+    pretend_card(monkeypatch, watched)
     *_, longest = rows = sorted(run.stream.rows(0), key=lambda row: len(row.ids))
     for samples in (rows[:1], [longest] * 2, rows[:1] * 20):
         if samples[0] is longest:
@@ -258,11 +261,9 @@ def test_training_goes_on_after_a_graph_that_could_not_be_captured(tmp_path, mon
     def failing(step, _pool) -> None:
         step()
         raise torch.OutOfMemoryError("no room")
-    for name in ("synchronize", "empty_cache", "graph_pool_handle"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    pretend_card(monkeypatch, failing)
     run, plain = begin(tmp_path / "run"), begin(tmp_path / "plain")
     run.update.graphs = {}
-    monkeypatch.setattr(minits.update, "capture", failing)
     with pytest.raises(torch.OutOfMemoryError):
         train_step(run, run.stream.rows(0))
     monkeypatch.setattr(minits.update, "capture", FakeGraph)
