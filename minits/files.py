@@ -5,13 +5,10 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
+from filelock import FileLock, Timeout
 
 
 def listing(folder: Path, most: int = 8) -> str:
@@ -92,22 +89,15 @@ def made(folder: Path) -> Path:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Keeps `folder` for this process, however that ends. Raises ValueError if another process has it.
-
-    The lock is on the folder itself, so nothing is left behind. Windows and some network disks have no such locks: there
-    no one is kept out.
-    """
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Keeps `folder` for this process, however that ends. Raises ValueError if another process has it."""
+    lock = FileLock(folder / ".lock", blocking=False)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"{folder}: another process is training there. Wait for it, or name another folder.") from error
-        except OSError:
-            pass  # a disk without locks
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(f"{folder}: another process is training there. Wait for it, or name another folder.") from error
+    try:
         yield
     finally:
-        os.close(descriptor)
+        with suppress(OSError):  # Windows lets no one remove a file that is open
+            (folder / ".lock").unlink()
+        lock.release()
