@@ -3,11 +3,10 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import closing
-from multiprocessing import Pipe, get_all_start_methods, get_context
+from collections.abc import Iterator
 
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from minits import distributed
 from minits.config import TrainConfig
@@ -19,8 +18,8 @@ from minits.tokenizer import Tokenizer
 POOL = 8  # steps whose samples are drawn together
 
 
-class Stream:
-    """This process's share of the samples of every step."""
+class Stream(Dataset):
+    """This process's share of the samples of every step; as a data set, of every pool."""
 
     def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates) -> None:
         self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
@@ -28,9 +27,16 @@ class Stream:
         self.cuda, least = config.device.startswith("cuda"), int(config.method == "thinking")
         self.sizes = Roomy(least) if self.cuda else Exact(least)  # graphs and compiled layers need shapes that repeat
         # On CUDA another process draws samples ahead. A thread would take Python's lock from the launches: of every 8 steps
-        # of 0.26 s on each of two H200s 1 s was lost. (Windows cannot fork: there they are drawn between the steps.)
-        self.elsewhere = self.cuda and "fork" in get_all_start_methods()
+        # of 0.26 s on each of two H200s 1 s was lost.
+        self.workers = int(self.cuda)
         self.pools: dict[int, list[list[Row]]] = {}  # the current one
+
+    def __getitem__(self, number: int) -> list[list[Row]] | ValueError:
+        """Pool `number`, or the error that it met, which a worker cannot raise in its own words."""
+        try:
+            return self.pool(number)
+        except ValueError as error:
+            return error
 
     def rows(self, step: int) -> list[Row]:
         """The samples of optimizer step `step`. Raises ValueError naming one that does not fit."""
@@ -100,49 +106,24 @@ class Stream:
         step, whose graph or compiled layers serve the later ones too.
         """
         numbers, last = range(first // POOL, -(-self.config.steps // POOL)), self.config.steps
-        with closing((self.drawn_elsewhere if self.elsewhere else self.drawn)(numbers)) as pools:
-            for number, pool in zip(numbers, pools):
-                if self.cuda and number == numbers[0]:
-                    for rows in pool:
-                        self.parts(rows)
-                for rows in pool[max(first - number * POOL, 0):last - number * POOL]:
-                    yield rows, self.parts(rows)
+        loader = DataLoader(self, batch_size=None, sampler=numbers, num_workers=self.workers, collate_fn=as_it_is,
+                            worker_init_fn=ignore_signals)
+        for number, pool in zip(numbers, loader):
+            if isinstance(pool, ValueError):
+                raise pool
+            if self.cuda and number == numbers[0]:
+                for rows in pool:
+                    self.parts(rows)
+            for rows in pool[max(first - number * POOL, 0):last - number * POOL]:
+                yield rows, self.parts(rows)
 
-    def drawn(self, numbers: Iterable[int]) -> Iterator[list[list[Row]]]:
-        """The pools of these `numbers`, each when it is asked for."""
-        yield from map(self.pool, numbers)
 
-    def drawn_elsewhere(self, numbers: Iterable[int]) -> Iterator[list[list[Row]]]:
-        """The same, drawn by another process, which is about one pool ahead: it waits in `send` until a pool is taken.
+def as_it_is(pool: list[list[Row]]) -> list[list[Row]]:
+    """What the loader gets: it would look for tensors in it otherwise."""
+    return pool
 
-        Forked, so that it has tokenizer and task at once; it runs Python and the tokenizer, and nothing of torch.
-        """
-        ours, theirs = Pipe(duplex=False)
 
-        def draw() -> None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the training
-            ours.close()  # so that `send` fails once the training is gone
-            try:
-                for pool in self.drawn(numbers):
-                    theirs.send(pool)
-            except ValueError as error:
-                theirs.send(error)
-            except BrokenPipeError:
-                pass
-
-        process = get_context("fork").Process(target=draw, daemon=True)
-        process.start()
-        try:
-            theirs.close()  # so that `recv` fails once the process is gone
-            for _ in numbers:
-                pool = ours.recv()
-                if isinstance(pool, ValueError):
-                    raise pool
-                yield pool
-        except (EOFError, OSError) as error:  # OSError: in the midst of a pool
-            process.join()
-            raise ChildProcessError(f"the process that draws samples ended early (exit code {process.exitcode}; -9: killed, "
-                                    "perhaps for memory); go on from the last checkpoint with --resume.") from error
-        finally:
-            process.kill()
-            process.join()
+def ignore_signals(_worker: int) -> None:
+    """A signal to the whole group (Ctrl-C, a closed terminal) is for the training, which ends its worker itself."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

@@ -16,15 +16,16 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from io import StringIO
 from math import cos, isfinite, pi
 from pathlib import Path
-from typing import get_type_hints
+from typing import NamedTuple, TextIO, get_type_hints
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from minits import distributed
@@ -118,45 +119,43 @@ def learning_rate(config: TrainConfig, step: int) -> float:
     return config.lr * (1 + cos(pi * share)) / 2
 
 
-@dataclass(frozen=True)
-class Launched:
-    """A step on its way: what it is called, and where its figures will be."""
+class TakenStep(NamedTuple):
+    """An optimizer step that was started: what is known of it, and where its figures will be."""
 
-    step: int
+    metrics: dict  # its number, learning rate and tokens of all processes
     names: str  # this process's first and last sample
-    tokens: int  # of all processes
-    rate: float
-    figures: Callable[[], list[float]]  # answer loss, thought loss, gradient norm; waits for them
+    figures: Tensor  # [3] answer loss, thought loss, gradient norm; perhaps still being computed
 
 
-def launch(run: Run, rows: list[Row], parts: list[Batch]) -> Launched:
+def take_step(run: Run, rows: list[Row], parts: list[Batch]) -> TakenStep:
     """Starts the next optimizer step, without waiting for the device."""
     rate = learning_rate(run.config, run.step)
     figures = run.update(parts, rate)
     run.step += 1
     tokens = distributed.total(torch.tensor(sum(len(row.ids) - 1 for row in rows)))
-    return Launched(run.step, f"{rows[0].name} … {rows[-1].name}", int(tokens), rate, figures)
+    metrics = {"step": run.step, "lr": rate, "tokens": int(tokens)}
+    return TakenStep(metrics, f"{rows[0].name} … {rows[-1].name}", figures)
 
 
-def finish(run: Run, launched: Launched) -> dict:
-    """Waits for a step and returns its metrics.
+def read_figures(run: Run, taken: TakenStep) -> dict:
+    """All metrics of a step; waits for the device.
 
     Raises TrainingError if a figure is not finite, the run being back at the step before: no later one has had an effect.
     """
-    lm, thought, norm = launched.figures()
+    lm, thought, norm = taken.figures.tolist()
     if not isfinite(lm + thought + norm):
-        run.step = launched.step - 1
+        step = taken.metrics["step"]
+        run.step = step - 1
         run.update.stopped.zero_()
         raise TrainingError(
-            f"step {launched.step}: loss {lm} (answer), {thought} (thoughts), gradient norm {norm}, on rows "
-            f"{launched.names}. The weights are unchanged since step {run.step}. Lower --lr, or use --dtype float32.")
-    return {"step": launched.step, "lm_loss": lm, "thought_loss": thought, "grad_norm": norm, "lr": launched.rate,
-            "tokens": launched.tokens}
+            f"step {step}: loss {lm} (answer), {thought} (thoughts), gradient norm {norm}, on rows "
+            f"{taken.names}. The weights are unchanged since step {run.step}. Lower --lr, or use --dtype float32.")
+    return {"step": taken.metrics["step"], "lm_loss": lm, "thought_loss": thought, "grad_norm": norm} | taken.metrics
 
 
 def train_step(run: Run, rows: list[Row]) -> dict:
     """One whole optimizer step on `rows`; returns its metrics."""
-    return finish(run, launch(run, rows, run.stream.parts(rows)))
+    return read_figures(run, take_step(run, rows, run.stream.parts(rows)))
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------------------
@@ -213,19 +212,18 @@ def deferred_interrupt() -> Iterator[list[int]]:
 
 
 @contextmanager
-def short_collections() -> Iterator[None]:
-    """Within, Python's garbage collector looks at young objects only.
+def objects_frozen() -> Iterator[None]:
+    """Within, Python's garbage collector leaves alone what is there now.
 
-    A look at all of them takes 0.1–0.4 s with torch in memory. Samples come as many small lists, so one would fall due every
-    few pools of them, at another step in each process, and all wait for it. Two cards give 1.98 times the tokens of
-    one without such looks, 1.90 with them.
+    A look at all objects takes 0.1–0.4 s with torch in memory, falls due every few pools of samples, at another step in each
+    process, and all wait for it.
     """
-    *young, old = gc.get_threshold()
-    gc.set_threshold(*young, 10 ** 9)
+    gc.collect()
+    gc.freeze()
     try:
         yield
     finally:
-        gc.set_threshold(*young, old)
+        gc.unfreeze()
 
 
 # -- the loop ------------------------------------------------------------------------------------------------------------
@@ -234,34 +232,31 @@ def short_collections() -> Iterator[None]:
 def train(run: Run, log=print) -> bool:
     """Trains to the last step; returns False if it was interrupted. Leaves a checkpoint then, too, but not if it fails.
 
-    While a step runs the next one is launched; only then are the first one's figures read.
+    Figures are read at the steps that are told of, for reading them waits for the device; metrics.jsonl has every step.
     """
     config, lead, stop = run.config, distributed.rank() == 0, False
     if lead:
         keep_metrics(run.folder / "metrics.jsonl", run.step)
-    terminal, pending, metrics = sys.stderr.isatty(), None, {}
+    terminal, unread = sys.stderr.isatty(), []
     bar = tqdm(total=config.steps, initial=run.step, unit="step", disable=not (terminal and lead), desc="train")
     file = (run.folder / "metrics.jsonl").open("a", encoding="utf-8") if lead else StringIO()
-    with (deferred_interrupt() as interrupted, short_collections(), file, bar,
+    with (deferred_interrupt() as interrupted, objects_frozen(), file, ExitStack() as stack, bar,
           closing(run.stream.ahead(run.step)) as batches):
+        stack.callback(lambda: write_metrics(run, unread, file))  # also after an error among the samples
         while run.step < config.steps and not stop:
             started = time.perf_counter()
-            launched = launch(run, *next(batches))
+            taken = take_step(run, *next_of(batches))
+            taken.metrics["seconds"] = round(run.seconds + time.perf_counter() - started, 3)
+            unread.append(taken)
             stop, last = distributed.anyone(bool(interrupted)), run.step == config.steps
             to_log, to_evaluate, to_save = (every > 0 and run.step % every == 0 for every in (
                 config.log_every, config.eval_every, config.save_every))
-            to_log = not terminal and (to_log or last)
-            wait = stop or last or to_log or to_evaluate or to_save
-            for step in filter(None, [pending, launched] if wait else [pending]):
-                metrics = finish(run, step)
-                seconds = round(run.seconds + time.perf_counter() - started, 3)
-                file.write(json.dumps(metrics | {"seconds": seconds}) + "\n")
-                file.flush()
+            if stop or last or to_log or to_evaluate or to_save:
+                metrics = write_metrics(run, unread, file)
                 bar.set_postfix(lm=f"{metrics['lm_loss']:.3f}", thought=f"{metrics['thought_loss']:.3f}")
-            pending = None if wait else launched
             run.seconds += time.perf_counter() - started
             bar.update()
-            if to_log:
+            if not terminal and (to_log or last):
                 log(f"step {run.step}/{config.steps}  answer {metrics['lm_loss']:.4f}  thoughts "
                     f"{metrics['thought_loss']:.4f}  lr {metrics['lr']:.2e}  {run.seconds:.0f} s")
             if to_evaluate and lead and not last:
@@ -273,6 +268,26 @@ def train(run: Run, log=print) -> bool:
     if lead and not config.no_save:
         save_checkpoint(run)
     return run.step == config.steps and not stop
+
+
+def write_metrics(run: Run, unread: list[TakenStep], file: TextIO) -> dict:
+    """Reads the figures of the steps in `unread`, a line each, and empties it; returns the last ones. Raises as `read_figures`."""
+    taken, metrics = list(unread), {}
+    unread.clear()  # of a step that failed, and of those after it, nothing is left to tell
+    for each in taken:
+        metrics = read_figures(run, each)
+        file.write(json.dumps(metrics) + "\n")
+        file.flush()
+    return metrics
+
+
+def next_of(batches: Iterator) -> tuple[list[Row], list[Batch]]:
+    """The next samples. Raises TrainingError if the process that draws them is gone."""
+    try:
+        return next(batches)
+    except RuntimeError as error:
+        raise TrainingError(f"{error} (the process that draws samples; killed, perhaps for memory). Go on from the last "
+                            "checkpoint with --resume.") from error
 
 
 def keep_metrics(path: Path, step: int) -> None:

@@ -8,7 +8,7 @@ import minits.update
 from minits import loss
 from minits.loss import IGNORED, cross_entropy_sum
 from minits.supervision import Roomy
-from minits.train import launch, save_checkpoint, train, train_step
+from minits.train import save_checkpoint, take_step, train, train_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 
@@ -64,7 +64,7 @@ def test_after_a_figure_that_is_not_finite_no_step_changes_anything(tmp_path):
     for value in (weights * float("nan"), weights):
         run.update.weights.copy_(value)
         rows = run.stream.rows(1)
-        launch(run, rows, run.stream.parts(rows))
+        take_step(run, rows, run.stream.parts(rows))
     assert all(torch.equal(a, b) for a, b in zip(before, run.model.parameters()))
 
 
