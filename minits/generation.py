@@ -15,7 +15,7 @@ from torch import Tensor
 
 from minits.prefill import DRAFTS, Reading, prefill_sequential, prefill_speculative, take_in
 from minits.qwen import pack
-from minits.thinking import OpenThoughts, Thought, ThinkingStates, closed, on_device
+from minits.thinking import Thought, ThinkingStates, on_device
 
 PREFILLS = ("speculative", "sequential")
 
@@ -91,95 +91,48 @@ def prefill(model: ThinkingStates, prompts: Sequence[Sequence[int]], config: Gen
                                think=config.think)
 
 
-class Thinkers:
-    """The rows of a batch that are thinking while the others read on.
-
-    A row joins when it completes a chunk and leaves with its thought. All of them take each step of T as one batch,
-    however far each has come.
-    """
-
-    def __init__(self, model: ThinkingStates, max_thought_tokens: int) -> None:
-        self.model, self.limit = model, max_thought_tokens
-        self.opened: OpenThoughts | None = None
-        self.rows: list[int] = []
-        self.ids: list[list[int]] = []  # what each row has thought so far
-
-    def join(self, rows: list[int], h: Tensor) -> None:
-        """`rows` begin to think, each about its own h [c, E] in h [B, c, E]."""
-        joining = self.model.begin_thoughts(h[on_device(rows, h.device)], self.limit)
-        parts = [(self.opened, range(len(self.rows)))] if self.rows else []
-        self.opened = self.model.gather_thoughts([*parts, (joining, range(len(rows)))])
-        self.rows += rows
-        self.ids += [[token] for token in joining.newest()]
-
-    def step(self) -> None:
-        """One more token for each."""
-        self.model.think_step(self.opened)
-        for ids, token in zip(self.ids, self.opened.newest()):
-            ids.append(token)
-
-    def leave(self) -> dict[int, Thought]:
-        """The rows whose thought is closed, which leave with it."""
-        end = self.model.config.thought_end
-        ended = [ids[-1] == end or len(ids) == self.limit for ids in self.ids]
-        done = {row: closed([ids], end)[0] for row, ids, over in zip(self.rows, self.ids, ended) if over}
-        staying = [i for i, over in enumerate(ended) if not over]
-        if done and staying:
-            self.opened = self.model.gather_thoughts([(self.opened, staying)])
-        self.rows, self.ids = [self.rows[i] for i in staying], [self.ids[i] for i in staying]
-        return done
-
-
 @torch.no_grad()
 def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:
     """Continues each row of `reading` greedily; yields (row, token id) and (row, Thought) in the order they arise.
 
     A token counts as read once it passed the backbone. The last one of a row (EOS, or at the length limit) is not
-    read, so it completes no chunk. While a row thinks the others read on: they wait for one step of T at a time.
+    read, so it completes no chunk. While a row thinks the others wait.
     """
     c, device, waste = model.config.chunk_size, model.device, reading.cache.waste
     stops, thinks = config.stops(model), config.think and config.think_while_decoding and model.thinks
-    thinkers = Thinkers(model, config.max_thought_tokens)
-    tokens = model.pick(model.backbone.lm_head(reading.out)).tolist()  # [B]
+    tokens = model.pick(model.backbone.lm_head(reading.out)).tolist()  # [B] picked, not yet read
     left = [config.max_new_tokens] * len(tokens)
-    due = list(range(len(tokens)))  # rows whose next token is known and to be told
-    while due or thinkers.rows:
-        for b in due:
+    reading_on = list(range(len(tokens)))
+    while True:
+        for b in reading_on:
             yield b, tokens[b]
             left[b] -= 1
-        active = [b for b in due if tokens[b] not in stops and left[b]]  # rows that go on reading
-        due, completed = [], []
-        if active:
-            # Until some row completes a chunk nothing needs the host, so that many steps run before it looks at the
-            # tokens. A row that meets its end in between reads on for nothing; rows that do not read go to waste.
-            steps = 1 if thinkers.rows else min(min(left[b], c - reading.lengths[b] % c) for b in active)
-            at = [waste] * len(tokens)
-            for b in active:
-                at[b] = reading.lengths[b]
-            picked = model.read_tokens(
-                on_device(tokens, device), on_device(at, device), reading.state, reading.open_h, reading.cache,
-                steps=steps, span=max(reading.lengths[b] for b in active) + steps).tolist()  # [steps, B]
-            for row in picked[:-1]:
-                for b in active:
-                    yield b, row[b]
-                    left[b] -= 1
-                active = [b for b in active if row[b] not in stops]
-            for b in active:
-                tokens[b] = picked[-1][b]
-                reading.lengths[b] += steps
-            completed = [b for b in active if reading.lengths[b] % c == 0]
-            due = [b for b in active if not thinks or b not in completed]
-        if not thinks:
-            reading.state[on_device(completed, device)] = 0.0
-            continue
-        if thinkers.rows:
-            thinkers.step()
-        if completed:
-            thinkers.join(completed, reading.open_h)
-        if done := thinkers.leave():
-            take_in(model, reading, list(done), list(done.values()))
-            yield from done.items()
-            due += done
+        reading_on = [b for b in reading_on if tokens[b] not in stops and left[b]]
+        if not reading_on:
+            return
+        # Until some row completes a chunk nothing needs the host, so that many steps run before it looks at the
+        # tokens. A row that meets its end in between reads on for nothing; rows that do not read go to waste.
+        steps = min(min(left[b], c - reading.lengths[b] % c) for b in reading_on)
+        at = [reading.lengths[b] if b in reading_on else waste for b in range(len(tokens))]
+        picked = model.read_tokens(
+            on_device(tokens, device), on_device(at, device), reading.state, reading.open_h, reading.cache,
+            steps=steps, span=max(at[b] for b in reading_on) + steps).tolist()  # [steps, B]
+        for row in picked[:-1]:
+            for b in reading_on:
+                yield b, row[b]
+                left[b] -= 1
+            reading_on = [b for b in reading_on if row[b] not in stops]
+        for b in reading_on:
+            tokens[b] = picked[-1][b]
+            reading.lengths[b] += steps
+        complete = [b for b in reading_on if reading.lengths[b] % c == 0]
+        if complete and thinks:
+            h = reading.open_h[on_device(complete, device)]
+            thoughts = model.finish_thoughts(model.begin_thoughts(h, config.max_thought_tokens))
+            take_in(model, reading, complete, thoughts)
+            yield from zip(complete, thoughts)
+        else:
+            reading.state[on_device(complete, device)] = 0.0
 
 
 def read_on(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:

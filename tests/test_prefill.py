@@ -73,20 +73,6 @@ def test_generation_is_the_same_in_every_mode_and_each_row_equals_itself_alone(d
                     assert getattr(one, key) == getattr(together, key)
 
 
-def test_a_row_that_thinks_holds_the_others_up_for_one_step_of_t_at_most(monkeypatch):
-    model, log = build(Shape(chunk_size=8)), []
-    read, think = model.read_tokens, model.think_step
-    monkeypatch.setattr(model, "read_tokens", lambda *a, **k: (log.append(("read", k["steps"])), read(*a, **k))[1])
-    monkeypatch.setattr(model, "think_step", lambda z: (log.append(("think", z.size)), think(z))[1])
-    with steer(model, -1e4):  # thoughts that never end: each takes 5 steps after its first token
-        generate_ids(model, [[3] * 9, [4] * 12, [5] * 14], max_new_tokens=30, max_thought_tokens=6, eos_ids=[])
-    decoding = log[log.index(("read", 2)):][:40]  # up to the first border, then in the order in which rows come to think
-    assert decoding[:6] == [("read", 2), ("read", 1), ("think", 1), ("read", 1), ("think", 1), ("read", 1)]
-    assert ("think", 2) in decoding
-    for (before, _), (now, size) in zip(decoding, decoding[1:]):
-        assert (before, now) != ("think", "think") or size == 3  # nobody else was there to read
-
-
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_a_cache_full_of_garbage_changes_nothing(draft, monkeypatch):
     model = build(Shape(chunk_size=4, window=5, first_sliding=1))
