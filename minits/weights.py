@@ -23,6 +23,7 @@ from minits.tokenizer import Tokenizer
 
 CHOICES = ("chunk_size", "inject_after", "extract_after")  # what a training fixes of Thinking States, in thinking.json
 FLOATS = ("F64", "F32", "F16", "BF16")  # what weights may be, in the words of safetensors
+LFS_POINTER = b"version https://git-lfs"  # how a file begins whose weights `git lfs` has not fetched
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ["*.json", "*.safetensors"]  # files of a hub repository that we read
 
@@ -123,27 +124,16 @@ def resolve(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
 
 def download(hub_id: str, revision: str | None) -> Path:
     """The cached snapshot of a hub repository, fetched if need be; honours HF_HUB_OFFLINE and HF_HOME."""
-    from huggingface_hub import constants, errors, snapshot_download  # imported here: local folders never need it
+    from huggingface_hub import constants, snapshot_download  # imported here: local folders never need it
 
-    at = hub_id + (f" at revision {revision}" if revision else "")
     try:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=WANTED))
-    except errors.GatedRepoError as error:
-        raise ValueError(f"{at}: the repository is gated. Accept its terms on its page and log in "
-                         "(hf auth login), or use Qwen/Qwen2.5-0.5B.") from error
-    except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(f"{at}: no such revision. Check --revision (branch, tag or commit).") from error
-    except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(f"{at}: no such repository on the hub (or it is private and you are not logged in). "
-                                "Check the spelling, or give a local folder.") from error
-    except errors.LocalEntryNotFoundError as error:
-        why = ("HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached")
-        raise FileNotFoundError(f"{at} is not in the cache at {constants.HF_HUB_CACHE}, and {why}. Go online once, "
-                                "or give a local folder.") from error
-    except Exception as error:  # the hub, the network and the disk each have errors of their own
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise FileNotFoundError(f"{at} could not be downloaded: {reason}. "
-                                "Try again later, or give a local folder.") from error
+    except Exception as error:  # the hub, the network and the disk each have errors of their own, with no common ancestor
+        at = hub_id + (f" at revision {revision}" if revision else "")
+        offline = ", HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
+        raise FileNotFoundError(
+            f"{at} could not be had: {' '.join(str(error).split()) or type(error).__name__} (cache: "
+            f"{constants.HF_HUB_CACHE}{offline}). Check the id, --revision and the network, or give a local folder.") from error
 
 
 def checkpoint_of(folder: Path) -> Path:
@@ -234,10 +224,8 @@ def load_exactly(module: nn.Module, files: list[Path], dtype: torch.dtype, devic
 
     All that is wrong is named in one error. `tied`: lm_head.weight is the embedding and need not be in the files.
     """
-    for path in files:
-        check_file(path)
     expected = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    handles = [safe_open(path, framework="pt", device="cpu") for path in files]  # memory-mapped: read when asked
+    handles = [open_tensors(path) for path in files]
     found: dict[str, tuple] = {}
     problems = []
     for path, handle in zip(files, handles):
@@ -269,31 +257,18 @@ def load_exactly(module: nn.Module, files: list[Path], dtype: torch.dtype, devic
     module.load_state_dict(tensors, strict=True, assign=True)
 
 
-def check_file(path: Path) -> None:
-    """Raises, naming the file, unless `path` is a whole safetensors file: no pointer, nothing cut off or appended."""
+def open_tensors(path: Path) -> safe_open:
+    """The tensors of a safetensors file, memory-mapped: read when asked. Raises, naming the file, unless it is whole."""
     require(path)
-    size = path.stat().st_size
     with path.open("rb") as file:
-        start = file.read(48)
-        if start.startswith(b"version https://git-lfs"):
-            raise ValueError(f"{path} is a Git-LFS pointer of {size} bytes, not the weights. "
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
+            raise ValueError(f"{path} is a Git-LFS pointer of {path.stat().st_size} bytes, not the weights. "
                              "Run `git lfs pull` in its repository, or download the file.")
-        try:
-            length = int.from_bytes(start[:8], "little")
-            file.seek(8)
-            header = json.loads(file.read(min(length, size)))
-            end = max((v["data_offsets"][1] for k, v in header.items() if k != "__metadata__"), default=0)
-            whole = 8 + length + end
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"{path} ({size} bytes) has no readable safetensors header: it is cut off or not a "
-                             "safetensors file. Download it again.") from error
-    if size != whole:
-        raise ValueError(f"{path} has {size} bytes, its header says {whole}: it is "
-                         f"{'cut off' if size < whole else 'too long'}. Download it again.")
     try:
-        safe_open(path, framework="pt", device="cpu")
+        return safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
-        raise ValueError(f"{path} is not a valid safetensors file: {error}. Download it again.") from error
+        raise ValueError(f"{path} ({path.stat().st_size} bytes) is no whole safetensors file: {error}. Download it "
+                         "again.") from error
 
 
 def write_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:

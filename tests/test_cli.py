@@ -161,7 +161,7 @@ BAD = {
                                ["no model.safetensors", "it holds config.json"]),
     "folder without config": (["infer", PROMPT, "--model", "filled"], ["no config.json", "it holds thesis.txt"]),
     "truncated shard": (["infer", PROMPT, "--model", "truncated"],
-                        ["model-00002-of-00002", "cut off", "Download it again"]),
+                        ["model-00002-of-00002", "no whole safetensors file", "Download it again"]),
     "Git-LFS pointer": (["infer", PROMPT, "--model", "pointer"], ["Git-LFS pointer", "git lfs pull"]),
     # devices
     "no CUDA": ([*INFER, PROMPT, "--device", "cuda"], ["--device cuda", "no CUDA", "--device cpu"]),
