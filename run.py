@@ -8,10 +8,11 @@ import json
 import sys
 import typing
 
-from minits import commands, distributed
-from minits.config import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, flag
+from minits.training import distributed
+from minits.cli import commands
+from minits.training.recipe import RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand, flag
 from minits.tasks import TASKS
-from minits.train import TrainingError
+from minits.training.loop import TrainingError
 
 COMMANDS = {
     "train": (TrainCommand, commands.train, "train on a task and evaluate, in and beyond the trained lengths"),

@@ -17,7 +17,7 @@ Reading order: qwen.py, cache.py, thinking.py, prefill.py, generation.py, superv
 """
 from minits.generation import GenerationConfig, GenerationResult, generate, generate_ids, stream_ids
 from minits.thinking import Thought, ThinkingConfig, ThinkingStates
-from minits.weights import load, save
+from minits.checkpoint.weights import load, save
 
 __all__ = ["GenerationConfig", "GenerationResult", "Thought", "ThinkingConfig", "ThinkingStates", "generate",
            "generate_ids", "load", "save", "stream_ids"]

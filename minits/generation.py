@@ -189,7 +189,7 @@ def accelerate(model: ThinkingStates) -> ThinkingStates:
         if not find_spec("triton"):
             raise ValueError("the fast path on CUDA needs triton, which this build of torch came without: pip install "
                              "triton, or use the plain path (--plain).")
-        from minits.fast import FastThinkingStates
+        from minits.fast.engine import FastThinkingStates
         return FastThinkingStates(model.eval())
     for layer in model.decoder_layers:
         pack(layer)

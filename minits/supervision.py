@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from minits.loss import IGNORED
+from minits.fast.cross_entropy import IGNORED
 from minits.thinking import Batch, ThinkingConfig, pad
-from minits.tokenizer import Tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
 
 METHODS = ("thinking", "no-cot", "cot")
 LAYOUTS = ("rows", "pack", "long_rows")  # how samples are laid into the rows of a batch; see `collate`

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minits.cache import KVCache
-from minits.loss import IGNORED
+from minits.fast.cross_entropy import IGNORED
 from minits.supervision import Row
 from minits.thinking import Losses, ThinkingStates, on_device, pad
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from minits.cache import KVCache
-from minits.loss import IGNORED, cross_entropy_sum
+from minits.fast.cross_entropy import IGNORED, cross_entropy_sum
 from minits.qwen import DecoderLayer, Frame, Qwen2ForCausalLM, QwenConfig, RMSNorm
 
 

@@ -6,9 +6,9 @@ import torch
 from strategies import Shape, fresh, write_checkpoint
 
 import run
-from minits.bench import Forced, bench_drafts, bench_end_to_end, bench_prefill, weights_bytes
+from minits.lab.bench import Forced, bench_drafts, bench_end_to_end, bench_prefill, weights_bytes
 from minits.generation import GenerationConfig, prefill
-from minits.weights import load
+from minits.checkpoint.weights import load
 
 LIMITS = {"bandwidth": 1e10, "matmul": 1e11}
 SHAPE = Shape(vocab=1024, limit=512, chunk_size=4)

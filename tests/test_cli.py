@@ -20,11 +20,11 @@ import run
 import torch
 from strategies import Shape, write_checkpoint
 
-import minits.train
-from minits import commands
-from minits.commands import SHIPPED
-from minits.config import RECIPES
-from minits.files import held
+import minits.training.loop
+from minits.cli import commands
+from minits.cli.commands import SHIPPED
+from minits.training.recipe import RECIPES
+from minits.checkpoint.files import held
 from minits.tasks import TASKS
 from minits.tasks.parity import Parity
 
@@ -290,15 +290,15 @@ def test_a_whole_number_in_run_json_does_for_any_number_and_recipes_of_others_do
 def test_who_waits_for_a_folder_reads_nothing_of_it(empty, monkeypatch):
     """What it had read could be old when its turn comes."""
     assert call(*QUICK, "--out", "run")[0] == 0
-    monkeypatch.setattr(minits.train, "set_up", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr(minits.training.loop, "set_up", lambda *_: pytest.fail("it was read"))
     with held(Path("run")):
         assert call("train", "--resume", "--out", "run")[0] == 2
 
 
 def test_two_starts_do_not_share_a_new_folder(empty, monkeypatch):
     """The other one makes it while this one loads."""
-    draw = minits.train.evaluation_set
-    monkeypatch.setattr(minits.train, "evaluation_set", lambda *a: (Path("run").mkdir(exist_ok=True), draw(*a))[1])
+    draw = minits.training.loop.evaluation_set
+    monkeypatch.setattr(minits.training.loop, "evaluation_set", lambda *a: (Path("run").mkdir(exist_ok=True), draw(*a))[1])
     status, _, err = call(*QUICK, "--out", "run")
     assert status == 2 and "run cannot be made (File exists)" in err.splitlines()[-1]
     assert list(Path("run").iterdir()) == []
@@ -308,7 +308,7 @@ def test_ctrl_c_while_evaluating_leaves_a_run_to_resume_and_says_where_it_goes_o
     def stop(*_):
         raise KeyboardInterrupt
     with monkeypatch.context() as patch:
-        patch.setattr(minits.train, "measure", stop)
+        patch.setattr(minits.training.loop, "measure", stop)
         status, _, err = call(*QUICK, "--out", "run")
     assert status == 130 and "interrupted after step 3; continue with: python run.py train" in err.splitlines()[-1]
     status, _, err = call("train", "--resume", "--out", "run")

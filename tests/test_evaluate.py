@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minits.evaluate import Report, describe, draw_rows, evaluate, options, summarise, verdict, wilson
+from minits.training.scoring import Report, describe, draw_rows, evaluate, options, summarise, verdict, wilson
 from minits.generation import GenerationResult, generate_ids
 from minits.supervision import Example, Row
 from minits.tasks import draw_example, extract_answer, make_task
-from minits.tiny import make_tiny, tiny_tokenizer
+from minits.checkpoint.tiny import make_tiny, tiny_tokenizer
 
 LIMIT = 3  # tokens of the longest thought: random models ramble
 PARITY = make_task("parity")

@@ -28,10 +28,10 @@ def fast(monkeypatch):
     top.__dict__.update(vars(stub) | {"language": module})
     for name, value in (("triton", top), ("triton.language", module)):
         monkeypatch.setitem(sys.modules, name, value)
-    for name in ("minits.kernels", "minits.fast"):
+    for name in ("minits.fast.kernels", "minits.fast.engine"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    path = importlib.import_module("minits.fast")
+    path = importlib.import_module("minits.fast.engine")
     monkeypatch.setattr(path.Graphs, "__call__", lambda self, key, f, *x: f(*[value.clone() for value in x]).clone())
     monkeypatch.setattr(path.Graphs, "change", lambda self, key, f, *x: f(*x))
 
@@ -49,7 +49,7 @@ def fast(monkeypatch):
         monkeypatch.setattr(path, "PackedLayer", PlainLayer)
         return path.FastThinkingStates(fresh(shape))
     yield make
-    for name in ("minits.kernels", "minits.fast"):  # what was made of stubs must not outlive them
+    for name in ("minits.fast.kernels", "minits.fast.engine"):  # what was made of stubs must not outlive them
         sys.modules.pop(name, None)
 
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from minits.graphs import capture
+from minits.fast.graphs import capture
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 

@@ -20,12 +20,12 @@ if __name__ == "__main__":
 import run
 import torch
 from minits import generate, load
-from minits.config import TrainConfig, resolve_train
+from minits.training.recipe import TrainConfig, resolve_train
 from minits.supervision import encode_example
 from minits.tasks import draw_example, make_task
 from minits.thinking import ThinkingConfig
-from minits.tiny import tiny_tokenizer
-from minits.train import set_up, train
+from minits.checkpoint.tiny import tiny_tokenizer
+from minits.training.loop import set_up, train
 
 PINS = Path(__file__).parent / "pins.json"
 SHIPPED = Path(__file__).parent.parent / "minits" / "assets" / "parity"
@@ -60,9 +60,9 @@ def samples(layout: str, world: int, folder: Path) -> list:
     training = begin("parity", folder, layout=layout, batch_size=8, max_ops=20)
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("minits.distributed.world", lambda: world)
+        patch.setattr("minits.training.distributed.world", lambda: world)
         for rank in range(world):
-            patch.setattr("minits.distributed.rank", lambda rank=rank: rank)
+            patch.setattr("minits.training.distributed.rank", lambda rank=rank: rank)
             training.stream.pools.clear()
             found.append([[int(row.name.split()[-1]) for row in training.stream.rows(step)] for step in range(16)])
     return found

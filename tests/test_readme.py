@@ -3,11 +3,11 @@ import re
 import shlex
 from pathlib import Path
 
-import minits.config
+import minits.training.recipe
 import minits.prefill
 import minits.supervision
 import minits.thinking
-import minits.train
+import minits.training.loop
 from minits import GenerationResult, ThinkingStates
 from run import make_parser
 
@@ -27,7 +27,7 @@ def test_every_name_of_the_symbol_table_exists():
     table = TEXT[TEXT.index("## Paper symbol"):TEXT.index("## Results")]
     code = [name for line in table.splitlines()[4:] if line.startswith("|")
             for name in re.findall(r"`([\w.]+)`", line.replace(r"\|", "").split("|")[2])]
-    holders = [ThinkingStates, GenerationResult, minits.thinking, minits.supervision, minits.train,
+    holders = [ThinkingStates, GenerationResult, minits.thinking, minits.supervision, minits.training.loop,
                minits.thinking.ThinkingConfig]
     fields = {*minits.thinking.ThinkingConfig.__annotations__, *GenerationResult.__annotations__,
               *minits.thinking.Thought.__annotations__, "backbone", "thinking_block", "compression_block"}

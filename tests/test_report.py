@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 import run
-from minits.config import TrainConfig, resolve_train
-from minits.presets import PAPER, PRESETS
-from minits.report import BEGIN, END, put_into, read_records, report
-from minits.train import make_task, task_options
+from minits.training.recipe import TrainConfig, resolve_train
+from minits.lab.presets import PAPER, PRESETS
+from minits.lab.tables import BEGIN, END, put_into, read_records, report
+from minits.training.loop import make_task, task_options
 
 README = Path(__file__).parent.parent / "README.md"
 EVALUATION = {"n": 500, "accuracy": 0.75, "interval": [0.71, 0.79], "thought_accuracy": 0.5}
@@ -96,7 +96,7 @@ def test_the_command_prints_tables_and_json(capsys):
 
 
 def test_a_training_run_records_its_preset(tmp_path, monkeypatch, capsys):
-    from minits import presets
+    from minits.lab import presets
     quick = presets.Preset("quick", {"task": "parity", "steps": 2, "batch_size": 2, "eval_samples": 2, "eval_max_ops": 10})
     monkeypatch.setitem(PRESETS, "tiny/quick", quick)
     assert run.main(["train", "--preset", "tiny/quick", "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
@@ -112,7 +112,7 @@ def test_a_preset_takes_no_other_flag_that_makes_another_run_of_it(tmp_path, cap
 
 
 def test_a_run_that_is_resumed_keeps_its_preset_and_takes_no_other(tmp_path, monkeypatch, capsys):
-    from minits import presets
+    from minits.lab import presets
     settings = {"task": "parity", "steps": 2, "batch_size": 2, "eval_samples": 2, "eval_max_ops": 10}
     monkeypatch.setitem(PRESETS, "tiny/quick", presets.Preset("quick", settings))
     out = ["--out", str(tmp_path / "run")]

@@ -14,8 +14,8 @@ from minits.supervision import (MARKER, METHODS, OVERFLOW_SEPARATOR, Example, Ro
                                 parse_marked, render_marked, steps_to_tokens)
 from minits.tasks import TASKS, draw_example, make_task
 from minits.thinking import ThinkingConfig
-from minits.tiny import tiny_tokenizer
-from minits.tokenizer import Tokenizer
+from minits.checkpoint.tiny import tiny_tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
 from strategies import Shape, build, write_tokenizer
 
 EOS = 256

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minits.supervision import Example, render_marked
 from minits.tasks import TASKS, draw_example, extract_answer, make_task
-from minits.tiny import LETTERS, tiny_tokenizer
+from minits.checkpoint.tiny import LETTERS, tiny_tokenizer
 
 seeds = st.integers(0, 2**32)
 operations = st.integers(0, 40)

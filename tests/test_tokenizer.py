@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minits import tiny
-from minits.tiny import ASSETS, tiny_tokenizer, tokenizer_definition
-from minits.tokenizer import Tokenizer
+from minits.checkpoint import tiny
+from minits.checkpoint.tiny import ASSETS, tiny_tokenizer, tokenizer_definition
+from minits.checkpoint.tokenizer import Tokenizer
 from strategies import write_tokenizer
 
 EOS = 256  # <|endoftext|> of the byte-level tokenizer; its other ids are the 256 bytes

@@ -22,16 +22,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Shape, build, fresh, shapes, training_rows
 
-import minits.update
-from minits import loss, stream
-from minits.config import TrainConfig, resolve_train
+import minits.training.step
+from minits.fast import cross_entropy as loss
+from minits.training import stream
+from minits.training.recipe import TrainConfig, resolve_train
 from minits.supervision import Roomy, Row, collate
-from minits.loss import cross_entropy_sum
+from minits.fast.cross_entropy import cross_entropy_sum
 from minits.thinking import Losses, ThinkingStates
-from minits.stream import POOL
-from minits.train import (Run, TrainingError, deferred_interrupt, learning_rate, save_checkpoint, set_up, train,
+from minits.training.stream import POOL
+from minits.training.loop import (Run, TrainingError, deferred_interrupt, learning_rate, save_checkpoint, set_up, train,
                           train_step)
-from minits.weights import load
+from minits.checkpoint.weights import load
 
 ROOT = Path(__file__).parent.parent
 QUICK = dict(task="parity", steps=12, batch_size=4, max_ops=3, warmup=2, max_thought_tokens=8, log_every=5,
@@ -214,7 +215,7 @@ class FakeGraph:
 
 def pretend_card(monkeypatch, capture=FakeGraph) -> None:
     """Graphs without CUDA: `capture` makes them, and each pool is something new."""
-    monkeypatch.setattr(minits.update, "capture", capture)
+    monkeypatch.setattr(minits.training.step, "capture", capture)
     for name, fake in (("synchronize", lambda: None), ("empty_cache", lambda: None), ("graph_pool_handle", object)):
         monkeypatch.setattr(torch.cuda, name, fake)
 
@@ -265,7 +266,7 @@ def test_training_goes_on_after_a_graph_that_could_not_be_captured(tmp_path, mon
     run.update.graphs = {}
     with pytest.raises(torch.OutOfMemoryError):
         train_step(run, run.stream.rows(0))
-    monkeypatch.setattr(minits.update, "capture", FakeGraph)
+    monkeypatch.setattr(minits.training.step, "capture", FakeGraph)
     for step in range(2):
         assert train_step(run, run.stream.rows(step)) == pytest.approx(train_step(plain, plain.stream.rows(step)))
     for ours, theirs in zip(run.model.parameters(), plain.model.parameters()):
@@ -484,7 +485,7 @@ def test_processes_share_a_step_about_evenly_and_without_overlap(layout, tmp_pat
 
     whole, shares, example = samples(), [], begin(tmp_path, max_ops=40).stream.example
     monkeypatch.setattr(stream.distributed, "join", lambda device: None)
-    monkeypatch.setattr(minits.update, "DistributedDataParallel", lambda model, **_: model)
+    monkeypatch.setattr(minits.training.step, "DistributedDataParallel", lambda model, **_: model)
     monkeypatch.setattr(stream.distributed, "world", lambda: 3)
     for rank in range(3):
         monkeypatch.setattr(stream.distributed, "rank", lambda rank=rank: rank)
@@ -606,9 +607,9 @@ import json
 from functools import partial
 from pathlib import Path
 import torch
-from minits import distributed, update
-from minits.config import TrainConfig, resolve_train
-from minits.train import set_up, train_step
+from minits.training import distributed, step as update
+from minits.training.recipe import TrainConfig, resolve_train
+from minits.training.loop import set_up, train_step
 
 def begin(**changes):
     return set_up(resolve_train(TrainConfig(task="parity", device="cpu", batch_size=2, steps=1, **changes)), Path("none"))

@@ -4,11 +4,11 @@ import torch
 import torch.nn.functional as F
 from test_train import begin
 
-import minits.update
-from minits import loss
-from minits.loss import IGNORED, cross_entropy_sum
+import minits.training.step
+from minits.fast import cross_entropy as loss
+from minits.fast.cross_entropy import IGNORED, cross_entropy_sum
 from minits.supervision import Roomy
-from minits.train import save_checkpoint, take_step, train, train_step
+from minits.training.loop import save_checkpoint, take_step, train, train_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 
@@ -83,7 +83,7 @@ def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_
     options = dict(device="cuda", dtype="float32", layout=layout, row_tokens=64, batch_size=8)
     graphed, plain = (begin(tmp_path / name, **options) for name in ("graphed", "plain"))
     plain.update.graphs = None
-    pools, held, capture = set(), [], minits.update.capture
+    pools, held, capture = set(), [], minits.training.step.capture
 
     def memory() -> int:
         return sum(segment["total_size"] for segment in torch.cuda.memory_snapshot()
@@ -93,7 +93,7 @@ def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_
         held.append(memory())
         pools.add(tuple(pool))
         return capture(step, pool)
-    monkeypatch.setattr(minits.update, "capture", watched)
+    monkeypatch.setattr(minits.training.step, "capture", watched)
 
     def both(rows) -> None:
         assert train_step(graphed, rows) == pytest.approx(train_step(plain, rows), rel=2e-3, abs=1e-5)

@@ -21,11 +21,11 @@ from huggingface_hub import errors
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-import minits.weights
+import minits.checkpoint.weights
 from minits import generate_ids, load, save
 from minits.thinking import ThinkingStates
-from minits.tokenizer import Tokenizer
-from minits.weights import checkpoint_of, open_tensors
+from minits.checkpoint.tokenizer import Tokenizer
+from minits.checkpoint.weights import checkpoint_of, open_tensors
 from strategies import Shape, fresh, shapes, write_checkpoint, write_tokenizer
 
 SHAPE = Shape(layers=2, vocab=260)  # 256 bytes, <|endoftext|> = 256, 3 rows of padding
@@ -435,7 +435,7 @@ def test_all_missing_shards_are_listed_before_anything_is_read(tmp_path, monkeyp
     files = sorted(write_checkpoint(tmp_path, SHAPE, shards=3).glob("*.safetensors"))
     files[0].unlink()
     files[2].unlink()
-    monkeypatch.setattr(minits.weights, "safe_open", lambda *a, **k: pytest.fail("a shard was opened"))
+    monkeypatch.setattr(minits.checkpoint.weights, "safe_open", lambda *a, **k: pytest.fail("a shard was opened"))
     with pytest.raises(FileNotFoundError, match=f"not there: {files[0].name}, {files[2].name}"):
         load(tmp_path)
 
@@ -822,7 +822,7 @@ def test_a_save_that_fails_leaves_nothing_and_keeps_what_was_there(tmp_path, mon
         if Path(path).name == file:
             os.truncate(path, 100)
             raise error
-    monkeypatch.setattr(minits.weights, "save_file", write_some)
+    monkeypatch.setattr(minits.checkpoint.weights, "save_file", write_some)
     with pytest.raises(type(error)):
         save(model, tokenizer, tmp_path / "run" / "checkpoints" / "step-000002", ABOUT)
     assert contents(tmp_path) == before
@@ -840,7 +840,7 @@ def test_a_kill_inside_a_save_leaves_the_old_checkpoint_as_the_newest(tmp_path):
             def write_half(tensors, path, metadata=None):
                 Path(path).write_bytes(b"half a file")
                 os.kill(os.getpid(), signal.SIGKILL)
-            minits.weights.save_file = write_half
+            minits.checkpoint.weights.save_file = write_half
             save(model, tokenizer, old.with_name("step-000002"), ABOUT)
         finally:
             os._exit(1)

@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from minits.files import require, write_text
-from minits.presets import PRESETS, TABLES, Preset
+from minits.checkpoint.files import require, write_text
+from minits.lab.presets import PRESETS, TABLES, Preset
 
 RECORDS = Path(__file__).parent / "records"
 BEGIN, END = "<!-- run.py report: begin -->", "<!-- run.py report: end -->"

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from minits.cache import KVCache
-from minits.graphs import Graphs
-from minits.kernels import decode_attention, matvec, rope_and_store, silu_times
+from minits.fast.graphs import Graphs
+from minits.fast.kernels import decode_attention, matvec, rope_and_store, silu_times
 from minits.qwen import DecoderLayer, Frame, pack
 from minits.supervision import round_up
 from minits.thinking import OpenThoughts, ThinkingStates

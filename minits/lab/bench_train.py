@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from minits.bench import machine_limits, timed
-from minits.config import TrainConfig, resolve_train
+from minits.lab.bench import machine_limits, timed
+from minits.training.recipe import TrainConfig, resolve_train
 from minits.supervision import Row, encode_example
 from minits.tasks import draw_example
-from minits.train import Run, set_up
+from minits.training.loop import Run, set_up
 
 
 def bench_train(folder: str, *, device: str, dtype: str, compile: bool, repeats: int) -> list[dict]:

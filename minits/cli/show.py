@@ -8,7 +8,7 @@ import torch
 
 from minits.generation import GenerationResult
 from minits.thinking import ThinkingStates, Thought
-from minits.tokenizer import Tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
 
 
 class InlineText:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minits import config
+from minits.training import recipe as config
 
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
 BASELINES: dict[tuple[str, str], dict] = {  # instead of the task's recipe, which is that of Thinking States

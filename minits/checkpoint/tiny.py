@@ -12,10 +12,10 @@ import torch
 
 from minits.qwen import Qwen2ForCausalLM, QwenConfig, init_random
 from minits.thinking import ThinkingConfig, ThinkingStates
-from minits.tokenizer import UNKNOWN, Tokenizer
-from minits.weights import blocked_ids
+from minits.checkpoint.tokenizer import UNKNOWN, Tokenizer
+from minits.checkpoint.weights import blocked_ids
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 LETTERS = ascii_lowercase[:8]  # variables that the vocabulary knows
 WORDS = ["<eos>", "<pad>", UNKNOWN,
          "The", " The", " coin", " starts", " at", " state", " heads", " tails", ".", " Alice", " Bob", " flips",

@@ -14,25 +14,25 @@ from statistics import fmean
 
 import torch
 
-from minits import distributed
-from minits import evaluate as evaluation
-from minits.bench import bench as measure, bench_drafts
-from minits.bench_train import bench_train
-from minits.config import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand,
+from minits.training import distributed
+from minits.training import scoring as evaluation
+from minits.lab.bench import bench as measure, bench_drafts
+from minits.lab.bench_train import bench_train
+from minits.training.recipe import (RECIPES, BenchConfig, DataConfig, EvalConfig, InferConfig, ReportConfig, TrainCommand,
                            TrainConfig, check_train, flag, recipe_key, resolve_device, resolve_train, task_options)
-from minits.files import listing, present, write_text
+from minits.checkpoint.files import listing, present, write_text
 from minits.generation import GenerationConfig, accelerate, generate_ids, with_texts
-from minits.presets import find
-from minits.records import machine, record
-from minits.report import put_into, read_records, report as make_report
-from minits.show import InlineText, chunk_table, counters
+from minits.lab.presets import find
+from minits.lab.provenance import machine, record
+from minits.lab.tables import put_into, read_records, report as make_report
+from minits.cli.show import InlineText, chunk_table, counters
 from minits.supervision import encode_example, render_marked
 from minits.tasks import TASKS, Task, draw_example, make_task
 from minits.thinking import ThinkingConfig
-from minits.tiny import ASSETS, tiny_tokenizer
-from minits.tokenizer import Tokenizer
-from minits.train import read_run, run_training
-from minits.weights import CHOICES, checkpoint_of, finished_checkpoints, load, read_about, read_config, resolve, special_ids
+from minits.checkpoint.tiny import ASSETS, tiny_tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
+from minits.training.loop import read_run, run_training
+from minits.checkpoint.weights import CHOICES, checkpoint_of, finished_checkpoints, load, read_about, read_config, resolve, special_ids
 
 RUNS = Path("runs")
 SHIPPED = ASSETS / "parity"

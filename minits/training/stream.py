@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from minits import distributed
-from minits.config import TrainConfig
+from minits.training import distributed
+from minits.training.recipe import TrainConfig
 from minits.supervision import Exact, Example, Roomy, Row, collate, encode_example
 from minits.tasks import Task, draw_example
 from minits.thinking import Batch, ThinkingStates
-from minits.tokenizer import Tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
 
 POOL = 8  # steps whose samples are drawn together
 

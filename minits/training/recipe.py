@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from minits import distributed
+from minits.training import distributed
 from minits.supervision import LAYOUTS, METHODS
 
 

@@ -10,12 +10,12 @@ from statistics import fmean, median
 
 from tqdm import tqdm
 
-from minits.files import write_text
+from minits.checkpoint.files import write_text
 from minits.generation import GenerationConfig, GenerationResult, generate_ids
 from minits.supervision import Example, Row, encode_example
 from minits.tasks import Task, draw_example, extract_answer
 from minits.thinking import ThinkingStates
-from minits.tokenizer import Tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

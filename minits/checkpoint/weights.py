@@ -16,10 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from minits.files import flush, listing, new_folder, present, read_json, require
+from minits.checkpoint.files import flush, listing, new_folder, present, read_json, require
 from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.thinking import ThinkingConfig, ThinkingStates
-from minits.tokenizer import Tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
 
 CHOICES = ("chunk_size", "inject_after", "extract_after")  # what a training fixes of Thinking States, in thinking.json
 FLOATS = ("F64", "F32", "F16", "BF16")  # what weights may be, in the words of safetensors

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 
-from minits.files import require
+from minits.checkpoint.files import require
 
 UNKNOWN = "<unk>"
 

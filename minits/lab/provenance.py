@@ -28,7 +28,7 @@ def machine(device: str) -> str:
 
 def revision() -> str:
     """The commit of the source, "+" where files differ from it; from MINITS_REVISION where there is no repository."""
-    root = Path(__file__).parent.parent
+    root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout

@@ -51,7 +51,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 def loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(summed cross-entropy, its gradient by the logits [M, V]) of one slice; may overwrite the logits."""
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton"):
-        from minits.kernels import cross_entropy  # one pass to read, one to write; the plain lines below take a dozen
+        from minits.fast.kernels import cross_entropy  # one pass to read, one to write; the plain lines below take a dozen
         losses = torch.empty(len(labels), device=logits.device)
         cross_entropy[(len(labels),)](logits, labels, losses, logits.shape[1], 4096, num_warps=8)
         return losses.sum(), logits

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from minits import distributed
-from minits.config import TrainConfig
-from minits.graphs import capture
+from minits.training import distributed
+from minits.training.recipe import TrainConfig
+from minits.fast.graphs import capture
 from minits.thinking import Batch, ThinkingStates
 
 # torch 2.11 calls this argument `broadcast_buffers`; newer torch still takes that name, but warns.

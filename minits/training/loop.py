@@ -28,19 +28,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from minits import distributed
-from minits.config import TrainConfig, task_options
-from minits.evaluate import Report, describe, draw_rows, evaluate, options
-from minits.files import flush, held, made, new_folder, read_json, require, write_text
+from minits.training import distributed
+from minits.training.recipe import TrainConfig, task_options
+from minits.training.scoring import Report, describe, draw_rows, evaluate, options
+from minits.checkpoint.files import flush, held, made, new_folder, read_json, require, write_text
 from minits.generation import GenerationConfig, accelerate
-from minits.stream import Stream
+from minits.training.stream import Stream
 from minits.supervision import Row, round_up
 from minits.tasks import Task, make_task
 from minits.thinking import Batch, ThinkingStates
-from minits.tiny import make_tiny
-from minits.tokenizer import Tokenizer
-from minits.update import Update, make_optimizer
-from minits.weights import CHOICES, finished_checkpoints, load, write_model
+from minits.checkpoint.tiny import make_tiny
+from minits.checkpoint.tokenizer import Tokenizer
+from minits.training.step import Update, make_optimizer
+from minits.checkpoint.weights import CHOICES, finished_checkpoints, load, write_model
 
 
 class TrainingError(RuntimeError):
