@@ -1,23 +1,65 @@
-"""minits: a reference implementation of "Latent Reasoning with Supervised Thinking States" on Qwen2.5.
+"""minits: a reference implementation of "Latent Reasoning with Supervised Thinking States".
 
-Dimension key, used in every shape:
-    B rows · T new tokens · S slots · H query heads · G kv heads · D head size · E hidden size · V vocabulary ·
-    K chunks · c chunk size · n thought length · R non-trivial thoughts · N any number of chunks
+This folder is the paper, in reading order:
 
-Paper symbol -> code (the README's table adds values and deviations):
-    M_theta  ThinkingStates.backbone                 T  ThinkingStates.thinking_block
-    C        ThinkingStates.compression_block        c  ThinkingConfig.chunk_size
-    L^in     ThinkingConfig.inject_after             L^out  ThinkingConfig.extract_after
-    X_k      ThinkingStates.lower(...)               H_k^out  ThinkingStates.middle(X + S)
-    S_k      ThinkingStates.states(...)              Z_k  Thought.ids
-    L_LM, L_T  Losses.lm, Losses.thought             Algorithm 1  prefill.prefill_speculative
-    Z*_k     Row.thoughts                            <T>  supervision.MARKER
+    tensors.py           a few helpers (settings.py: what a setting means)
+    qwen.py, cache.py    the backbone M, Qwen2.5; its key/value cache
+    thinking.py          section 3.1: the blocks T and C, the backbone in three parts
+    supervision.py       section 3.4: steps in a text -> thoughts of chunks
+    teacher_forcing.py   section 3.2: training, all chunks at once
+    prefill.py           section 3.3: reading a prompt, chunk by chunk and speculatively
+    generation.py        answers
 
-Reading order: qwen.py, cache.py, thinking.py, prefill.py, generation.py, supervision.py, train.py.
+The folders beside it are the rest: checkpoint (files), tasks, methods, training, lab (results),
+cli; and fast, which does what these files define, faster. Every fast thing is tested against its
+definition here.
+
+One chunk's way through the layers, n of them, with the usual choices L_in = 1, L_out = n - 1:
+
+    tokens of chunk k ──> embedding ──> layer 1 ─X─(+)─> layers 2 … n-1 ─H──┬──> layer n ──> logits
+                                                    ^                       v
+                                                    S   c vectors           T   "heads" EOS = Z
+                                                    └── C <── the thought before: chunk k-1
+
+Dimensions, one letter each, in every shape:
+
+    B rows · L tokens of a row · P slots of the cache
+    Q query heads · G key/value heads · D head size
+    E hidden size (the paper's d) · V vocabulary · K chunks of a row · c tokens a chunk
+    n tokens of a thought · N any number of chunks or thoughts · R non-trivial thoughts
+
+The paper's letters: M the backbone, T and C the blocks, X, H and S what the drawing shows, Z a
+thought, L_in and L_out layers, L_LM and L_T losses.
 """
-from minits.generation import GenerationConfig, GenerationResult, generate, generate_ids, stream_ids
-from minits.thinking import Thought, ThinkingConfig, ThinkingStates
 from minits.checkpoint.weights import load, save
+from minits.generation import (
+    GenerationConfig,
+    GenerationResult,
+    generate,
+    generate_ids,
+    stream_ids,
+)
+from minits.thinking import Thought, ThinkingConfig, ThinkingStates
 
-__all__ = ["GenerationConfig", "GenerationResult", "Thought", "ThinkingConfig", "ThinkingStates", "generate",
-           "generate_ids", "load", "save", "stream_ids"]
+__all__ = [
+    "GenerationConfig",
+    "GenerationResult",
+    "Thought",
+    "ThinkingConfig",
+    "ThinkingStates",
+    "accelerate",
+    "generate",
+    "generate_ids",
+    "load",
+    "save",
+    "stream_ids",
+]
+
+
+def __getattr__(name: str):
+    """`accelerate`, when it is first asked for: no one needs fast/ to read or run the paper."""
+    if name == "accelerate":
+        from minits.fast.accelerate import accelerate
+
+        return accelerate
+    raise AttributeError(f"module 'minits' has no attribute {name!r}")

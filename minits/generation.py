@@ -1,68 +1,101 @@
-"""Answers from prompts: `generate` takes text, `generate_ids` takes ids, `stream_ids` yields events as they come.
+"""Answers from prompts: `generate` takes texts, `generate_ids` ids; `stream_ids` yields events.
 
     prompts -> prefill.py -> Reading -> decode -> (row, token | Thought) events -> GenerationResult
 
-Decoding is greedy. It goes on thinking: a chunk that generated tokens complete gives a thought and a state too.
+Decoding is greedy. It goes on thinking: a chunk that generated tokens complete gives a thought and
+a state too (the paper's footnote, carried through the whole answer).
 """
-from __future__ import annotations
-
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 
 import torch
-from torch import Tensor
 
-from minits.prefill import DRAFTS, Reading, prefill_sequential, prefill_speculative, take_in
-from minits.qwen import pack
-from minits.thinking import Thought, ThinkingStates, on_device
+from minits.prefill import (
+    DRAFTS,
+    NOTHING,
+    Intervention,
+    Reading,
+    prefill_sequential,
+    prefill_speculative,
+    think,
+)
+from minits.settings import check_settings, setting
+from minits.supervision import encode_prompt
+from minits.tensors import on_device
+from minits.thinking import Engine, Thought
 
 PREFILLS = ("speculative", "sequential")
+Event = int | Thought  # what a row gives: a token of its answer, or a thought
 
 
 @dataclass(frozen=True)
 class GenerationConfig:
     """How to generate. Token counts are per row or per thought."""
 
-    max_new_tokens: int = 64
-    prefill: str = "speculative"
-    draft: str = "trivial"
-    window: int | None = None  # chunks to speculate ahead at first; None: to the end of the prompt
+    max_new_tokens: int = setting(64, "longest answer, in tokens", least=1)
+    max_thought_tokens: int | None = setting(
+        None, "longest thought, in tokens; it is cut there; default: as in training", least=1
+    )
+    prefill: str = setting(
+        "speculative",
+        "how prompts are read: the same result either way",
+        choices=PREFILLS,
+    )
+    draft: str = setting(
+        "trivial", "what speculation expects of thoughts not yet known", choices=tuple(DRAFTS)
+    )
+    lookahead: int | None = setting(
+        None, "chunks to speculate ahead at first; default: to the end of the prompt", least=1
+    )
     eos_ids: Sequence[int] | None = None  # ids that end an answer; None: the model's own
-    max_thought_tokens: int = 64  # a longer thought is closed there and marked as cut
     think: bool = True  # False: plain Qwen2.5, no thought anywhere
-    think_while_decoding: bool = True  # False: thoughts in the prompt only, for comparison
+    think_while_decoding: bool = True  # False: no thought after the prompt's last chunk
+    hook: Intervention = NOTHING
+    window: int | None = None  # what `lookahead` was called; this name will go
 
-    def stops(self, model: ThinkingStates) -> set[int]:
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            warnings.warn("GenerationConfig: `window` is called `lookahead` now", stacklevel=3)
+            object.__setattr__(self, "lookahead", self.window)
+            object.__setattr__(self, "window", None)
+
+    def stops(self, engine: Engine) -> set[int]:
         """The ids that end an answer."""
-        return set(model.config.eos_ids if self.eos_ids is None else self.eos_ids)
+        return set(engine.config.eos_ids if self.eos_ids is None else self.eos_ids)
 
-    def check(self, model: ThinkingStates, prompts: Sequence[Sequence[int]]) -> int:
-        """Cache slots a row needs; raises ValueError naming the value or the prompt that does not fit."""
-        for name, value, allowed in (("prefill", self.prefill, PREFILLS), ("draft", self.draft, DRAFTS)):
-            if value not in allowed:
-                raise ValueError(f"{name} {value!r} is not known; use one of {', '.join(allowed)}.")
-        limit, vocabulary = model.backbone.config.max_position_embeddings, model.backbone.config.vocab_size
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}; at least 1 token must be generated.")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window is {self.window}; speculate at least 1 chunk ahead, or leave it out.")
-        if not 1 <= self.max_thought_tokens <= limit - model.config.chunk_size:
-            raise ValueError(f"max_thought_tokens is {self.max_thought_tokens}; with chunks of "
-                             f"{model.config.chunk_size} it must lie in 1 … {limit - model.config.chunk_size}.")
+    def check(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> int:
+        """The cache slots that a row needs.
+
+        Raises ValueError naming the value or the prompt that does not fit.
+        """
+        check_settings(self)
+        limit = engine.backbone.config.max_position_embeddings
+        vocabulary = engine.backbone.config.vocab_size
+        if self.max_thought_tokens:
+            asked = replace(engine.config, max_thought_tokens=self.max_thought_tokens)
+            asked.check(engine.backbone.config)
         for number, ids in enumerate(prompts):
             if not ids:
-                raise ValueError(f"prompt {number} is empty: it has 0 tokens, and there is no start token in Qwen2.5 "
-                                 "to stand for it. Give at least one character of text.")
-            if wrong := [i for i in ids if not 0 <= i < vocabulary]:
-                raise ValueError(f"prompt {number}: id {wrong[0]} is outside the vocabulary (0 … {vocabulary - 1}).")
-            # The last generated token is never read, so it needs no position.
-            if len(ids) + self.max_new_tokens - 1 > limit:
                 raise ValueError(
-                    f"prompt {number} has {len(ids)} tokens; with up to {self.max_new_tokens} new ones it needs "
-                    f"{len(ids) + self.max_new_tokens - 1} positions, but the model has {limit} "
-                    f"(max_position_embeddings). Shorten it" +
-                    (f" or lower max_new_tokens to {limit - len(ids) + 1}." if len(ids) <= limit else "."))
+                    f"prompt {number} is empty: it has 0 tokens, and there is no start token in "
+                    "Qwen2.5 to stand for it. Give at least one character of text."
+                )
+            if wrong := [i for i in ids if not 0 <= i < vocabulary]:
+                raise ValueError(
+                    f"prompt {number}: id {wrong[0]} is outside the vocabulary "
+                    f"(0 … {vocabulary - 1})."
+                )
+            # The last generated token is never read, so it needs no position.
+            needed = len(ids) + self.max_new_tokens - 1
+            if needed > limit:
+                shorter = f" or lower max_new_tokens to {limit - len(ids) + 1}"
+                raise ValueError(
+                    f"prompt {number} has {len(ids)} tokens; with up to {self.max_new_tokens} new "
+                    f"ones it needs {needed} positions, but the model has {limit} "
+                    f"(max_position_embeddings). Shorten it"
+                    + (f"{shorter}." if len(ids) <= limit else ".")
+                )
         return max((len(ids) for ids in prompts), default=0) + self.max_new_tokens - 1
 
 
@@ -82,129 +115,178 @@ class GenerationResult:
     thoughts: list[str] = field(default_factory=list)
 
 
-def prefill(model: ThinkingStates, prompts: Sequence[Sequence[int]], config: GenerationConfig) -> Reading:
-    """Reads the prompts in the way `config` says."""
-    slots = config.check(model, prompts)
+def prefill(
+    engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+) -> Reading:
+    """Reads the prompts in the way that `config` says."""
+    slots = config.check(engine, prompts)
+    how = {"limit": config.max_thought_tokens, "thinks": config.think, "hook": config.hook}
     if config.prefill == "sequential":
-        return prefill_sequential(model, prompts, slots, config.max_thought_tokens, think=config.think)
-    return prefill_speculative(model, prompts, slots, config.max_thought_tokens, config.draft, config.window,
-                               think=config.think)
+        return prefill_sequential(engine, prompts, slots, **how)
+    policy = {"draft": config.draft, "lookahead": config.lookahead}
+    return prefill_speculative(engine, prompts, slots, **policy, **how)
 
 
 @torch.no_grad()
-def decode(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:
-    """Continues each row of `reading` greedily; yields (row, token id) and (row, Thought) in the order they arise.
+def decode(
+    engine: Engine, reading: Reading, config: GenerationConfig
+) -> Iterator[tuple[int, Event]]:
+    """Continues each row greedily; yields (row, token or thought) in the order they arise.
 
-    A token counts as read once it passed the backbone. The last one of a row (EOS, or at the length limit) is not
-    read, so it completes no chunk. While a row thinks the others wait.
+    A token counts as read once it passed the backbone. The last one of a row (EOS, or at the
+    length limit) is not read, so it completes no chunk.
     """
-    c, device, waste = model.config.chunk_size, model.device, reading.cache.waste
-    stops, thinks = config.stops(model), config.think and config.think_while_decoding and model.thinks
-    tokens = model.pick(model.backbone.lm_head(reading.out)).tolist()  # [B] picked, not yet read
+    c, device, cache = engine.config.chunk_size, engine.device, reading.cache
+    stops = config.stops(engine)
+    thinks = config.think and config.think_while_decoding and engine.thinks
+    tokens = engine.next_ids(reading.out).tolist()  # [B] picked, not yet read
     left = [config.max_new_tokens] * len(tokens)
-    reading_on = list(range(len(tokens)))
-    while True:
-        for b in reading_on:
-            yield b, tokens[b]
-            left[b] -= 1
-        reading_on = [b for b in reading_on if tokens[b] not in stops and left[b]]
-        if not reading_on:
+    active = list(range(len(tokens)))
+
+    def tell(active: list[int]) -> Iterator[tuple[int, Event]]:
+        for row in active:
+            left[row] -= 1
+            yield row, tokens[row]
+
+    def goes_on(row: int) -> bool:
+        return tokens[row] not in stops and left[row] > 0
+
+    while active:
+        yield from tell(active)
+        active = [row for row in active if goes_on(row)]
+        if not active:
             return
-        # Until some row completes a chunk nothing needs the host, so that many steps run before it looks at the
-        # tokens. A row that meets its end in between reads on for nothing; rows that do not read go to waste.
-        steps = min(min(left[b], c - reading.lengths[b] % c) for b in reading_on)
-        at = [reading.lengths[b] if b in reading_on else waste for b in range(len(tokens))]
-        picked = model.read_tokens(
-            on_device(tokens, device), on_device(at, device), reading.state, reading.open_h, reading.cache,
-            steps=steps, span=max(at[b] for b in reading_on) + steps).tolist()  # [steps, B]
-        for row in picked[:-1]:
-            for b in reading_on:
-                yield b, row[b]
-                left[b] -= 1
-            reading_on = [b for b in reading_on if row[b] not in stops]
-        for b in reading_on:
-            tokens[b] = picked[-1][b]
-            reading.lengths[b] += steps
-        complete = [b for b in reading_on if reading.lengths[b] % c == 0]
+        # Nobody has to think before a row completes its chunk, so that many tokens are read before
+        # the host looks at them. A row that ends in between reads on for nothing.
+        to_chunk_end = [c - reading.lengths[row] % c for row in active]
+        steps = min(*to_chunk_end, *(left[row] for row in active))
+        starts = [cache.trash] * len(tokens)
+        for row in active:
+            starts[row] = reading.lengths[row]
+        picked = engine.read_tokens(
+            on_device(tokens, device),
+            on_device(starts, device),
+            reading.state,
+            reading.open_h,
+            cache,
+            steps,
+        ).tolist()  # [steps, B]
+        for tokens[:] in picked[:-1]:
+            yield from tell(active)
+            active = [row for row in active if goes_on(row)]
+        tokens[:] = picked[-1]
+        for row in active:
+            reading.lengths[row] += steps
+        complete = [row for row in active if reading.lengths[row] % c == 0]
         if complete and thinks:
+            places = [(row, len(reading.thoughts[row])) for row in complete]
             h = reading.open_h[on_device(complete, device)]
-            thoughts = model.finish_thoughts(model.begin_thoughts(h, config.max_thought_tokens))
-            take_in(model, reading, complete, thoughts)
+            thoughts = think(engine, h, places, config.max_thought_tokens, config.hook)
+            reading.take_in(engine, complete, thoughts, config.hook)
             yield from zip(complete, thoughts)
-        else:
+        elif complete:
             reading.state[on_device(complete, device)] = 0.0
 
 
-def read_on(model: ThinkingStates, reading: Reading, config: GenerationConfig) -> Iterator[tuple[int, int | Thought]]:
-    """All events of a batch as (row, token or Thought): the thoughts of the prompts first, then `decode`."""
-    for b, thoughts in enumerate(reading.thoughts):
-        for thought in thoughts:
-            yield b, thought
-    yield from decode(model, reading, config)
+def read_and_answer(
+    engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+) -> tuple[Reading, Iterator[tuple[int, Event]]]:
+    """The reading, and all events of the batch: the thoughts of the prompts, then `decode`."""
+    reading = prefill(engine, prompts, config)
+
+    def events() -> Iterator[tuple[int, Event]]:
+        for row, thoughts in enumerate(reading.thoughts):
+            yield from ((row, thought) for thought in list(thoughts))
+        yield from decode(engine, reading, config)
+
+    return reading, events()
 
 
-def stream_ids(model: ThinkingStates, prompt: Sequence[int], **options) -> Iterator[int | Thought]:
-    """Events of one prompt as they come: the prompt's thoughts, then answer tokens and the thoughts between them."""
-    config = GenerationConfig(**options)
-    for _, event in read_on(model, prefill(model, [prompt], config), config):
+def stream_ids(engine: Engine, prompt: Sequence[int], **options) -> Iterator[Event]:
+    """Events of one prompt as they come: its thoughts, then answer tokens and thoughts between.
+
+    options: the fields of `GenerationConfig`.
+    """
+    _, events = read_and_answer(engine, [prompt], GenerationConfig(**options))
+    for _, event in events:
         yield event
 
 
-def generate_ids(model: ThinkingStates, prompts: Sequence[Sequence[int]], *,
-                 listen: Callable[[int, int | Thought], None] | None = None, **options) -> list[GenerationResult]:
-    """Answers for `prompts` (lists of ids), all in one batch; each row's result is that of the row alone.
+def generate_ids(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    *,
+    listen: Callable[[int, Event], None] | None = None,
+    **options,
+) -> list[GenerationResult]:
+    """Answers for `prompts` (lists of ids) as one batch; each is that of its prompt alone.
 
-    options: the fields of `GenerationConfig`. `listen` is told each event as it comes, as (row, token or Thought): the
-    thoughts of the prompts first. Raises ValueError for a value or prompt that does not fit.
+    options: the fields of `GenerationConfig`. listen: told each event as it comes, as (row, token
+    or thought), the thoughts of the prompts first. Raises ValueError for what does not fit.
     """
-    config = GenerationConfig(**options)
+    return answer(engine, prompts, GenerationConfig(**options), listen)
+
+
+def answer(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    listen: Callable[[int, Event], None] | None = None,
+) -> list[GenerationResult]:
+    """As `generate_ids`."""
     if not prompts:
         return []
-    reading = prefill(model, prompts, config)
+    reading, events = read_and_answer(engine, prompts, config)
     answers: list[list[int]] = [[] for _ in prompts]
-    for b, event in read_on(model, reading, config):
+    for row, event in events:
         if listen:
-            listen(b, event)
+            listen(row, event)
         if isinstance(event, int):
-            answers[b].append(event)
-    stops = config.stops(model)
-    results = []
-    for b, (prompt, answer, thoughts) in enumerate(zip(prompts, answers, reading.thoughts)):
-        entering = thoughts[:-(-len(prompt) // model.config.chunk_size) - 1]  # those read by a chunk of the prompt
-        results.append(GenerationResult(
-            ids=answer, thought_ids=[z.ids for z in thoughts], rounds=reading.rounds[b],
-            nontrivial=sum(not z.trivial for z in entering), stop_reason="eos" if answer[-1] in stops else "length",
-            cut_thoughts=[k for k, z in enumerate(thoughts) if z.cut], chunk_passes=reading.chunk_passes[b],
-            accepted=reading.accepted[b]))
-    return results
+            answers[row].append(event)
+    stops, c = config.stops(engine), engine.config.chunk_size
+    return [
+        result(reading, row, ids, ended=ids[-1] in stops, chunks=-(-len(prompt) // c))
+        for row, (prompt, ids) in enumerate(zip(prompts, answers))
+    ]
 
 
-def accelerate(model: ThinkingStates) -> ThinkingStates:
-    """The model as fast as it gets where it is, for inference only: its own weights, repacked, so use the result alone.
+def result(
+    reading: Reading, row: int, ids: list[int], *, ended: bool, chunks: int
+) -> GenerationResult:
+    """What `row` gave; chunks: K of its prompt."""
+    thoughts = reading.thoughts[row]
+    entering = thoughts[: chunks - 1]  # those that a chunk of the prompt has read
+    return GenerationResult(
+        ids=ids,
+        thought_ids=[thought.ids for thought in thoughts],
+        rounds=reading.rounds[row],
+        nontrivial=sum(not thought.trivial for thought in entering),
+        stop_reason="eos" if ended else "length",
+        cut_thoughts=[k for k, thought in enumerate(thoughts) if thought.cut],
+        chunk_passes=reading.chunk_passes[row],
+        accepted=reading.accepted[row],
+    )
 
-    CUDA: graphs of fused kernels (fast.py); raises ValueError without triton. CPU: packed products, which decode 1.08
-    times as fast. Same answers up to rounding.
+
+def generate(
+    engine: Engine,
+    tokenizer,
+    prompts: Sequence[str],
+    max_new_tokens: int = 64,
+    prefill: str = "speculative",
+    **options,
+) -> list[GenerationResult]:
+    """Answers for `prompts` (texts), with the texts of answer and thoughts filled in.
+
+    options: further fields of `GenerationConfig`.
     """
-    if model.device.type == "cuda":
-        if not find_spec("triton"):
-            raise ValueError("the fast path on CUDA needs triton, which this build of torch came without: pip install "
-                             "triton, or use the plain path (--plain).")
-        from minits.fast.engine import FastThinkingStates
-        return FastThinkingStates(model.eval())
-    for layer in model.decoder_layers:
-        pack(layer)
-    return model.eval()
+    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    options |= {"max_new_tokens": max_new_tokens, "prefill": prefill}
+    return [with_texts(found, tokenizer) for found in generate_ids(engine, ids, **options)]
 
 
-def generate(model: ThinkingStates, tokenizer, prompts: Sequence[str], max_new_tokens: int = 64,
-             prefill: str = "speculative", **options) -> list[GenerationResult]:
-    """Answers for `prompts` (texts), with texts of answer and thoughts filled in; further options as `generate_ids`."""
-    encoded = [tokenizer.encode(prompt) for prompt in prompts]
-    results = generate_ids(model, encoded, max_new_tokens=max_new_tokens, prefill=prefill, **options)
-    return [with_texts(result, tokenizer) for result in results]
-
-
-def with_texts(result: GenerationResult, tokenizer) -> GenerationResult:
-    """`result` with the texts of its answer and thoughts."""
-    return replace(result, text=tokenizer.decode(tokenizer.without_eos(result.ids)),
-                   thoughts=[tokenizer.decode(ids[:-1]) for ids in result.thought_ids])
+def with_texts(found: GenerationResult, tokenizer) -> GenerationResult:
+    """`found` with the texts of its answer and thoughts."""
+    thoughts = [tokenizer.decode(ids[:-1]) for ids in found.thought_ids]
+    text = tokenizer.decode(tokenizer.without_eos(found.ids))
+    return replace(found, text=text, thoughts=thoughts)

@@ -5,6 +5,7 @@
 
 The same short trainings (losses of every step to 1e-5), the same answers and thoughts of the shipped checkpoint.
 """
+
 from __future__ import annotations
 
 import json
@@ -15,10 +16,19 @@ from pathlib import Path
 
 NEW = Path(__file__).parent.parent
 SHORT = "--steps 20 --eval-samples 8 --device cpu --json".split()
-TRAININGS = {"parity": [], "vars": [], "parity cot": ["--method", "cot"], "parity no-cot": ["--method", "no-cot"],
-             "vars packed": ["--layout", "pack", "--variables", "2"], "parity long rows": ["--layout", "long_rows"],
-             "parity in parts": ["--accumulate", "2"]}
-PROMPTS = "The coin starts at state heads. Alice flips the coin. Bob flips the coin. Alice doesn't flip the coin.\n" * 2
+TRAININGS = {
+    "parity": [],
+    "vars": [],
+    "parity cot": ["--method", "cot"],
+    "parity no-cot": ["--method", "no-cot"],
+    "vars packed": ["--layout", "pack", "--variables", "2"],
+    "parity long rows": ["--layout", "long_rows"],
+    "parity in parts": ["--accumulate", "2"],
+}
+PROMPTS = (
+    "The coin starts at state heads. Alice flips the coin. Bob flips the coin. Alice doesn't flip the coin.\n"
+    * 2
+)
 
 
 def call(root: Path, folder: Path, *arguments: str) -> list[str]:
@@ -33,16 +43,31 @@ def call(root: Path, folder: Path, *arguments: str) -> list[str]:
 def steps(root: Path, folder: Path, name: str) -> list[list[float]]:
     """Answer loss, thought loss and gradient norm of every step of a training, then its accuracies."""
     out = folder / name.replace(" ", "-")
-    figures = json.loads(call(root, folder, "train", name.split()[0], "--out", str(out), *SHORT, *TRAININGS[name])[-1])
+    figures = json.loads(
+        call(root, folder, "train", name.split()[0], "--out", str(out), *SHORT, *TRAININGS[name])[
+            -1
+        ]
+    )
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [*([line["lm_loss"], line["thought_loss"], line["grad_norm"]] for line in lines),
-            [figures["accuracy_id"], figures["accuracy_ood"], figures["id"]["late_share"] or 0.0]]
+    return [
+        *([line["lm_loss"], line["thought_loss"], line["grad_norm"]] for line in lines),
+        [figures["accuracy_id"], figures["accuracy_ood"], figures["id"]["late_share"] or 0.0],
+    ]
 
 
 def answers(root: Path, folder: Path, *flags: str) -> list[str]:
     """Prompts and answers of the shipped checkpoint, thoughts in their places, without times."""
     (folder / "prompts.txt").write_text(PROMPTS)
-    lines = call(root, folder, "infer", "--run", str(root / "minits/assets/parity"), "--file", "prompts.txt", *flags)
+    lines = call(
+        root,
+        folder,
+        "infer",
+        "--run",
+        str(root / "minits/assets/parity"),
+        "--file",
+        "prompts.txt",
+        *flags,
+    )
     return [line.rpartition(";")[0] or line for line in lines]
 
 
@@ -58,8 +83,14 @@ def main(old: Path) -> int:
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
         for name in TRAININGS:
             ours, theirs = steps(NEW, Path(one), name), steps(old, Path(other), name)
-            gaps = [abs(a - b) / max(1.0, abs(b)) for x, y in zip(ours, theirs) for a, b in zip(x, y)]
-            compare(f"training {name}", len(ours) == len(theirs) and max(gaps) <= 1e-5, f"largest gap {max(gaps):.1e}")
+            gaps = [
+                abs(a - b) / max(1.0, abs(b)) for x, y in zip(ours, theirs) for a, b in zip(x, y)
+            ]
+            compare(
+                f"training {name}",
+                len(ours) == len(theirs) and max(gaps) <= 1e-5,
+                f"largest gap {max(gaps):.1e}",
+            )
         for flags in (["--prefill", "sequential"], ["--draft", "trivial"], ["--draft", "carry"]):
             ours, theirs = answers(NEW, Path(one), *flags), answers(old, Path(other), *flags)
             compare(f"infer {' '.join(flags)}", ours == theirs, ours[0])

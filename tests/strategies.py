@@ -2,6 +2,7 @@
 
 All parameters are random, biases and norms too: fresh ones (0 and 1) would hide a swapped or dropped one.
 """
+
 from __future__ import annotations
 
 import json
@@ -11,14 +12,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from minits.checkpoint.config_json import write_config
 from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.supervision import Row
 from minits.thinking import ThinkingConfig, ThinkingStates
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA"))]
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")),
+]
+
+# For properties of which each example is a whole generation or a folder of files.
+half = settings(max_examples=settings().max_examples // 2)
 
 
 @dataclass(frozen=True)
@@ -43,14 +52,31 @@ class Shape:
         """The backbone's configuration."""
         sliding = tuple(range(self.first_sliding, self.layers)) if self.window else ()
         return QwenConfig(
-            vocab_size=self.vocab, hidden_size=self.heads * self.head_dim, intermediate_size=40,
-            num_hidden_layers=self.layers, num_attention_heads=self.heads, num_key_value_heads=self.kv_heads,
-            head_dim=self.head_dim, rms_norm_eps=1e-6, rope_theta=1e4, max_position_embeddings=self.limit,
-            tie_word_embeddings=self.tie, sliding_window=self.window if sliding else None, sliding_layers=sliding)
+            vocab_size=self.vocab,
+            hidden_size=self.heads * self.head_dim,
+            intermediate_size=40,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            rms_norm_eps=1e-6,
+            rope_theta=1e4,
+            max_position_embeddings=self.limit,
+            tie_word_embeddings=self.tie,
+            sliding_window=self.window if sliding else None,
+            sliding_layers=sliding,
+        )
 
     def thinking(self) -> ThinkingConfig:
         """The choices of Thinking States."""
-        return ThinkingConfig(self.chunk_size, self.inject_after, self.extract_after, eos_ids=(0, 2), pad_id=1)
+        return ThinkingConfig(
+            self.chunk_size,
+            self.inject_after,
+            self.extract_after,
+            eos_ids=(0, 2),
+            pad_id=1,
+            max_thought_tokens=min(64, self.limit - self.chunk_size),
+        )
 
 
 @st.composite
@@ -61,19 +87,31 @@ def shapes(draw, max_chunk: int = 16) -> Shape:
     inject = draw(st.integers(0, layers))
     window = draw(st.sampled_from([None, 1, 5, 16]))
     return Shape(
-        layers=layers, kv_heads=kv_heads, heads=kv_heads * draw(st.sampled_from([1, 2, 3])), head_dim=8,
-        tie=draw(st.booleans()), window=window, first_sliding=draw(st.integers(0, layers - 1)) if window else 0,
-        chunk_size=draw(st.integers(1, max_chunk)), inject_after=inject, extract_after=draw(st.integers(inject, layers)),
-        seed=draw(st.integers(0, 5)))
+        layers=layers,
+        kv_heads=kv_heads,
+        heads=kv_heads * draw(st.sampled_from([1, 2, 3])),
+        head_dim=8,
+        tie=draw(st.booleans()),
+        window=window,
+        first_sliding=draw(st.integers(0, layers - 1)) if window else 0,
+        chunk_size=draw(st.integers(1, max_chunk)),
+        inject_after=inject,
+        extract_after=draw(st.integers(inject, layers)),
+        seed=draw(st.integers(0, 5)),
+    )
 
 
 @lru_cache(maxsize=64)
-def build(shape: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu", thinks: bool = True) -> ThinkingStates:
+def build(
+    shape: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu", thinks: bool = True
+) -> ThinkingStates:
     """The model of a shape. Cached: do not change what it returns."""
     return fresh(shape, dtype, device, thinks)
 
 
-def fresh(shape: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu", thinks: bool = True) -> ThinkingStates:
+def fresh(
+    shape: Shape, dtype: torch.dtype = torch.float64, device: str = "cpu", thinks: bool = True
+) -> ThinkingStates:
     """As `build`, but the caller's own."""
     model = ThinkingStates(Qwen2ForCausalLM(shape.qwen()), shape.thinking(), thinks=thinks)
     randomise(model, shape.seed)
@@ -86,7 +124,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             scale = 0.3 if parameter.dim() > 1 else 0.5
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale + ("norm" in name))
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator) * scale + ("norm" in name)
+            )
 
 
 class steer:
@@ -99,6 +139,7 @@ class steer:
         def raise_eos(_module, _inputs, logits):
             logits[..., self.model.config.thought_end] += self.bias
             return logits
+
         self.handle = self.model.thinking_block.lm_head.register_forward_hook(raise_eos)
 
     def __exit__(self, *_error) -> None:
@@ -113,9 +154,14 @@ def prompts(shape: Shape, rows: int = 4, chunks: int = 5) -> st.SearchStrategy[l
     """1 … rows prompts, their lengths around multiples of the chunk size more often than not."""
     c = shape.chunk_size
     lengths = st.one_of(
-        st.builds(lambda k, off: max(1, k * c + off), st.integers(0, chunks), st.sampled_from([-1, 0, 1])),
-        st.integers(1, chunks * c))
-    row = lengths.flatmap(lambda n: st.lists(st.integers(0, shape.vocab - 1), min_size=n, max_size=n))
+        st.builds(
+            lambda k, off: max(1, k * c + off), st.integers(0, chunks), st.sampled_from([-1, 0, 1])
+        ),
+        st.integers(1, chunks * c),
+    )
+    row = lengths.flatmap(
+        lambda n: st.lists(st.integers(0, shape.vocab - 1), min_size=n, max_size=n)
+    )
     return st.lists(row, min_size=1, max_size=rows)
 
 
@@ -139,6 +185,7 @@ def training_rows(draw, shape: Shape, rows: int = 4, chunks: int = 4) -> list[Ro
 def write_tokenizer(path: Path, size: int) -> None:
     """A byte-level tokenizer.json without merges, 256 bytes and one control token: ids 0 … 256, if `size` allows."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
     backend.normalizer = normalizers.NFC()
@@ -149,8 +196,17 @@ def write_tokenizer(path: Path, size: int) -> None:
     backend.save(str(path))
 
 
-def write_checkpoint(folder: Path, shape: Shape = Shape(vocab=260), *, dtype: torch.dtype = torch.float32,
-                     shards: int = 1, rope: str = "theta", eos: object = 256, change=None, **config) -> Path:
+def write_checkpoint(
+    folder: Path,
+    shape: Shape = Shape(vocab=260),
+    *,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    rope: str = "theta",
+    eos: object = 256,
+    change=None,
+    **config,
+) -> Path:
     """A Hugging Face folder with a random backbone of `shape` (vocabulary: 256 bytes, EOS, 3 rows of padding).
 
     rope: "theta" (rope_theta) or "parameters" (rope_parameters). change: a function that edits the dict of tensors
@@ -159,20 +215,31 @@ def write_checkpoint(folder: Path, shape: Shape = Shape(vocab=260), *, dtype: to
     folder.mkdir(parents=True, exist_ok=True)
     backbone = Qwen2ForCausalLM(shape.qwen())
     randomise(backbone, shape.seed)
-    tensors = {name: t.detach().to(dtype).contiguous() for name, t in backbone.state_dict().items()
-               if not (shape.tie and name == "lm_head.weight")}
+    tensors = {
+        name: t.detach().to(dtype).contiguous()
+        for name, t in backbone.state_dict().items()
+        if not (shape.tie and name == "lm_head.weight")
+    }
     if change:
         change(tensors)
     names = sorted(tensors)
     if shards == 1:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     else:
-        files = {name: f"model-{i * shards // len(names) + 1:05d}-of-{shards:05d}.safetensors"
-                 for i, name in enumerate(names)}
+        files = {
+            name: f"model-{i * shards // len(names) + 1:05d}-of-{shards:05d}.safetensors"
+            for i, name in enumerate(names)
+        }
         for file in set(files.values()):
-            save_file({n: tensors[n] for n in names if files[n] == file}, folder / file, metadata={"format": "pt"})
-        (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
-    raw = shape.qwen().to_json() | {"eos_token_id": eos}
+            save_file(
+                {n: tensors[n] for n in names if files[n] == file},
+                folder / file,
+                metadata={"format": "pt"},
+            )
+        (folder / "model.safetensors.index.json").write_text(
+            json.dumps({"metadata": {}, "weight_map": files})
+        )
+    raw = write_config(shape.qwen()) | {"eos_token_id": eos}
     if rope == "parameters":
         raw["rope_parameters"] = {"rope_theta": raw.pop("rope_theta"), "rope_type": "default"}
     raw |= config

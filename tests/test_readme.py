@@ -1,4 +1,5 @@
 """The README tells the truth about names, files and commands."""
+
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +10,7 @@ import minits.supervision
 import minits.thinking
 import minits.training.loop
 from minits import GenerationResult, ThinkingStates
-from run import make_parser
+from minits.cli.main import make_parser
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,13 +25,29 @@ def test_every_command_parses():
 
 
 def test_every_name_of_the_symbol_table_exists():
-    table = TEXT[TEXT.index("## Paper symbol"):TEXT.index("## Results")]
-    code = [name for line in table.splitlines()[4:] if line.startswith("|")
-            for name in re.findall(r"`([\w.]+)`", line.replace(r"\|", "").split("|")[2])]
-    holders = [ThinkingStates, GenerationResult, minits.thinking, minits.supervision, minits.training.loop,
-               minits.thinking.ThinkingConfig]
-    fields = {*minits.thinking.ThinkingConfig.__annotations__, *GenerationResult.__annotations__,
-              *minits.thinking.Thought.__annotations__, "backbone", "thinking_block", "compression_block"}
+    table = TEXT[TEXT.index("## Paper symbol") : TEXT.index("## Results")]
+    code = [
+        name
+        for line in table.splitlines()[4:]
+        if line.startswith("|")
+        for name in re.findall(r"`([\w.]+)`", line.replace(r"\|", "").split("|")[2])
+    ]
+    holders = [
+        ThinkingStates,
+        GenerationResult,
+        minits.thinking,
+        minits.supervision,
+        minits.training.loop,
+        minits.thinking.ThinkingConfig,
+    ]
+    fields = {
+        *minits.thinking.ThinkingConfig.__annotations__,
+        *GenerationResult.__annotations__,
+        *minits.thinking.Thought.__annotations__,
+        "backbone",
+        "thinking_block",
+        "compression_block",
+    }
     assert len(code) >= 9
     for name in code:
         last = name.split(".")[-1]
@@ -38,7 +55,7 @@ def test_every_name_of_the_symbol_table_exists():
 
 
 def test_every_source_file_is_on_the_map():
-    table = TEXT[TEXT.index("## Files"):TEXT.index("## Paper symbol")]
+    table = TEXT[TEXT.index("## Files") : TEXT.index("## Paper symbol")]
     for path in (ROOT / "minits").glob("*.py"):
         if path.name != "__init__.py":
             assert path.name in table, path.name

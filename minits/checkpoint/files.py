@@ -1,12 +1,11 @@
 """Reading and writing files so that a kill at any moment leaves the previous state whole."""
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -14,35 +13,49 @@ from filelock import FileLock, Timeout
 def listing(folder: Path, most: int = 8) -> str:
     """What a folder holds, in words, for error messages."""
     if not folder.is_dir():
-        return "nothing: it is a file" if folder.exists() else "nothing: there is no such folder"
-    names = sorted(p.name for p in folder.iterdir())
-    return (", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")) or "nothing"
+        return "nothing: " + ("it is a file" if folder.exists() else "there is no such folder")
+    names = sorted(path.name for path in folder.iterdir())
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(names[:most]) + rest) or "nothing"
 
 
 def present(path: Path) -> bool:
-    """Whether there is something at `path`; a link to a missing file counts, so that `require` gets to say so."""
+    """Whether there is something at `path`.
+
+    A link to a missing file counts, so that `require` gets to say so.
+    """
     return path.exists() or path.is_symlink()
 
 
 def require(path: Path) -> Path:
     """`path` itself. Raises FileNotFoundError with what is there instead if it cannot be read."""
     if path.is_symlink() and not path.exists():
-        raise FileNotFoundError(f"{path} is a link to a missing file (blob missing): download the model again.")
+        raise FileNotFoundError(
+            f"{path} is a link to a missing file (blob missing): download the model again."
+        )
     if not path.exists():
-        raise FileNotFoundError(f"{path.parent} has no {path.name} (it holds {listing(path.parent)}). "
-                                "Copy it from where the model came from.")
+        raise FileNotFoundError(
+            f"{path.parent} has no {path.name} (it holds {listing(path.parent)}). Copy it from "
+            "where the model came from."
+        )
     return path
 
 
-def read_json(path: Path) -> dict:
-    """The JSON object in `path`. Raises FileNotFoundError as `require`, ValueError if it is not a JSON object."""
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`.
+
+    Raises FileNotFoundError as `require`, ValueError if it is not a JSON object.
+    """
     require(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); download or write it again.") from error
+        raise ValueError(
+            f"{path} is not valid JSON ({error}); download or write it again."
+        ) from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not a JSON object; download or write it again.")
+        kind = type(value).__name__
+        raise ValueError(f"{path} holds a {kind}, not a JSON object; download or write it again.")
     return value
 
 
@@ -67,7 +80,10 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder to fill, which becomes `path` (which must not exist) in one rename if all went well."""
+    """A temporary folder to fill, which becomes `path` in one rename if all went well.
+
+    `path` must not exist.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -83,18 +99,25 @@ def made(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ValueError(f"the folder {folder} cannot be made ({error.strerror}); name another one with --out.") from error
+        raise ValueError(
+            f"the folder {folder} cannot be made ({error.strerror}); name another one with --out."
+        ) from error
     return folder
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keeps `folder` for this process, however that ends. Raises ValueError if another process has it."""
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps `folder` for this process, however that ends.
+
+    Raises ValueError if another process has it.
+    """
     lock = FileLock(folder / ".lock", blocking=False)
     try:
         lock.acquire()
     except Timeout as error:
-        raise ValueError(f"{folder}: another process is training there. Wait for it, or name another folder.") from error
+        raise ValueError(
+            f"{folder}: another process is training there. Wait for it, or name another folder."
+        ) from error
     try:
         yield
     finally:

@@ -1,72 +1,110 @@
-"""The offline default: a small Qwen2.5-shaped model, made on the spot, with a word-level tokenizer for the tasks.
+"""The offline default: a small Qwen2.5-shaped model, made on the spot, with a tokenizer of words.
 
-Real Qwen2.5 weights are what the method is for; this model is for seeing all of it work in a minute on a laptop.
+Real Qwen2.5 weights are what the method is for. This model is for seeing all of it work in a minute
+on a laptop.
 """
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from string import ascii_lowercase
 
 import torch
+from torch import nn
 
-from minits.qwen import Qwen2ForCausalLM, QwenConfig, init_random
-from minits.thinking import ThinkingConfig, ThinkingStates
 from minits.checkpoint.tokenizer import UNKNOWN, Tokenizer
 from minits.checkpoint.weights import blocked_ids
+from minits.qwen import Qwen2ForCausalLM, QwenConfig
+from minits.thinking import ThinkingConfig, ThinkingStates
 
 ASSETS = Path(__file__).parents[1] / "assets"
 LETTERS = ascii_lowercase[:8]  # variables that the vocabulary knows
-WORDS = ["<eos>", "<pad>", UNKNOWN,
-         "The", " The", " coin", " starts", " at", " state", " heads", " tails", ".", " Alice", " Bob", " flips",
-         " doesn't", " flip", " the", " final", " of", " is",
-         "Track", " variables", " values", " Final", ":", ";", "=", "+",
-         *"0123456789", *LETTERS, *(" " + letter for letter in LETTERS)]
+WORDS = [
+    "<eos>", "<pad>", UNKNOWN,
+    "The", " The", " coin", " starts", " at", " state", " heads", " tails", ".",
+    " Alice", " Bob", " flips", " doesn't", " flip", " the", " final", " of", " is",
+    "Track", " variables", " values", " Final", ":", ";", "=", "+",
+    *"0123456789", *LETTERS, *(" " + letter for letter in LETTERS),
+]
 
 
 def tiny_config(window: int | None) -> QwenConfig:
-    """4 layers of 64; `window` tokens of sliding attention in all of them, or dense attention for None.
+    """4 layers of 64; `window` tokens of sliding attention in all of them, or dense for None.
 
-    A window makes the length generalise: dense attention meets distances in a long prompt that it never saw in
-    training, and breaks there (README, results).
+    A window makes the length generalise: dense attention meets distances in a long prompt that it
+    never saw in training, and breaks there.
     """
+    layers = 4
     return QwenConfig(
-        vocab_size=len(WORDS), hidden_size=64, intermediate_size=160, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, rms_norm_eps=1e-6, rope_theta=10000.0, max_position_embeddings=2048,
-        tie_word_embeddings=True, sliding_window=window, sliding_layers=tuple(range(4)) if window else ())
+        vocab_size=len(WORDS),
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        rms_norm_eps=1e-6,
+        rope_theta=10000.0,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        sliding_window=window,
+        sliding_layers=tuple(range(layers)) if window else (),
+    )
 
 
-def make_tiny(*, seed: int, window: int | None, thinks: bool, chunk_size: int = 8, inject_after: int = 1,
-              extract_after: int = 3) -> tuple[ThinkingStates, Tokenizer]:
-    """A fresh tiny model and its tokenizer. T and C start as copies of parts of the backbone, as on real weights."""
-    model = ThinkingStates(
-        Qwen2ForCausalLM(tiny_config(window)),
-        ThinkingConfig(chunk_size, inject_after, extract_after, eos_ids=(0,), pad_id=1), thinks=thinks)
-    # A standard deviation of 0.02, usual for large models, leaves one this small on a plateau for 500 steps.
+def make_tiny(
+    *,
+    seed: int,
+    window: int | None,  # see `tiny_config`
+    thinks: bool,
+    chunk_size: int = 8,
+    inject_after: int = 1,
+    extract_after: int = 3,
+) -> tuple[ThinkingStates, Tokenizer]:
+    """A fresh tiny model and its tokenizer; T and C start as copies, as on real weights."""
+    tokenizer = tiny_tokenizer()
+    if tokenizer.known_ids != frozenset(range(len(WORDS))):
+        raise ValueError(
+            f"{ASSETS / 'tokenizer.json'} has {len(tokenizer.known_ids)} words, WORDS in "
+            f"minits/checkpoint/tiny.py has {len(WORDS)}: write what tokenizer_definition() gives "
+            "into that file."
+        )
+    config = ThinkingConfig(
+        chunk_size, inject_after, extract_after, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id
+    )
+    model = ThinkingStates(Qwen2ForCausalLM(tiny_config(window)), config, thinks=thinks)
+    # A standard deviation of 0.02, usual for large models, leaves one this small on a plateau for
+    # 500 steps.
     init_random(model.backbone, std=0.1, generator=torch.Generator().manual_seed(seed))
     if thinks:
         model.copy_blocks()
-    tokenizer = tiny_tokenizer()
-    if tokenizer.known_ids != frozenset(range(len(WORDS))):
-        raise ValueError(f"{ASSETS / 'tokenizer.json'} has {len(tokenizer.known_ids)} words, WORDS in minits/tiny.py has "
-                         f"{len(WORDS)}: write what tokenizer_definition() gives into that file.")
     model.blocked = blocked_ids(tokenizer, len(WORDS))
     return model, tokenizer
 
 
+def init_random(model: nn.Module, std: float, generator: torch.Generator) -> None:
+    """A fresh start: matrices from a normal distribution, biases 0, norms 1."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, std, generator=generator)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
 def tiny_tokenizer() -> Tokenizer:
     """The shipped tokenizer."""
-    return Tokenizer((ASSETS / "tokenizer.json").read_text(encoding="utf-8"), eos_ids=(0,), pad_id=1)
+    text = (ASSETS / "tokenizer.json").read_text(encoding="utf-8")
+    return Tokenizer(text, eos_ids=(0,), pad_id=1)
 
 
 def tokenizer_definition() -> str:
-    """The JSON of assets/tokenizer.json: whole words with their leading space, single digits, single signs."""
+    """The JSON of assets/tokenizer.json: words with a leading space, digits one by one, signs."""
     from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=UNKNOWN))
+    backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, UNKNOWN))
     pattern = Regex(r" ?[A-Za-z]+(?:'[a-z]+)?| ?[0-9]| ?[^\sA-Za-z0-9]|\s")
     backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
     backend.decoder = decoders.Fuse()
-    backend.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in WORDS[:2]])
+    control = [AddedToken(word, special=True, normalized=False) for word in WORDS[:2]]
+    backend.add_special_tokens(control)
     return json.dumps(json.loads(backend.to_str()), indent=1, ensure_ascii=False) + "\n"

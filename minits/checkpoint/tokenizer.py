@@ -1,4 +1,4 @@
-"""Text <-> ids on top of the `tokenizers` package: user text never turns into control ids, and streams stay whole."""
+"""Text <-> ids with the `tokenizers` package: user text never turns into control ids."""
 from __future__ import annotations
 
 import json
@@ -14,28 +14,34 @@ UNKNOWN = "<unk>"
 class Tokenizer:
     """A Hugging Face `tokenizer.json` with the ids that end a text.
 
-    Control tokens (`<|endoftext|>` and the like) that stand in a text stay text: a prompt is data. Qwen2.5 has no start
-    token and none is added.
+    Control tokens (`<|endoftext|>` and the like) that stand in a text stay text: a prompt is data.
+    Qwen2.5 has no start token and none is added.
     """
 
     def __init__(self, definition: str, eos_ids: tuple[int, ...], pad_id: int) -> None:
-        """`definition`: the JSON of tokenizer.json. eos_ids: at least one; the first closes answers and thoughts."""
+        """definition: the JSON of tokenizer.json. eos_ids: the first closes answers, thoughts."""
         self.definition, self.eos_ids, self.pad_id = definition, eos_ids, pad_id
-        raw = json.loads(definition)
         self._decoder = Backend.from_str(definition)
-        # Encoding goes through a copy without added tokens, so that no spelling of one can be recognised in a text.
-        self._encoder = Backend.from_str(json.dumps(raw | {"added_tokens": [], "post_processor": None}))
+        # Encoding goes through a copy without added tokens, so that no spelling of one can be
+        # recognised in a text.
+        plain = json.loads(definition) | {"added_tokens": [], "post_processor": None}
+        self._encoder = Backend.from_str(json.dumps(plain))
         self._unknown = self._decoder.token_to_id(UNKNOWN)
         self.known_ids = frozenset(self._decoder.get_vocab(with_added_tokens=True).values())
 
     @classmethod
     def from_folder(cls, folder: Path, eos_ids: tuple[int, ...], pad_id: int) -> Tokenizer:
-        """Reads folder/tokenizer.json. Raises FileNotFoundError or ValueError saying what is there instead."""
+        """Reads folder/tokenizer.json.
+
+        Raises FileNotFoundError or ValueError saying what is there instead.
+        """
         path = require(folder / "tokenizer.json")
         try:
             return cls(path.read_text(encoding="utf-8"), eos_ids, pad_id)
         except Exception as error:  # the package raises bare Exception for a malformed file
-            raise ValueError(f"{path} is not a readable tokenizer: {error}. Download it again.") from error
+            raise ValueError(
+                f"{path} is not a readable tokenizer: {error}. Download it again."
+            ) from error
 
     @property
     def eos_id(self) -> int:
@@ -43,26 +49,38 @@ class Tokenizer:
         return self.eos_ids[0]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`; control tokens in it stay text. Raises ValueError for a word the vocabulary lacks, or no text."""
+        """Ids of `text`. Raises as `encode_with_offsets`."""
         return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """(ids, (start, end) of each in characters of `text` as given, before any normalisation). Raises as `encode`."""
+        """Ids, and (start, end) of each in characters of `text` as given, not as normalised.
+
+        Control tokens in it stay text. Raises ValueError for a word that the vocabulary lacks, or
+        for what is no text.
+        """
         try:
             text.encode("utf-8")
-        except UnicodeEncodeError as error:  # so Python shows bytes of another encoding, on the command line for one
-            raise ValueError(f"{text!r} is not UTF-8 text: {error.reason}. Convert it first.") from error
+        except UnicodeEncodeError as error:
+            # So Python shows bytes of another encoding, on the command line for one.
+            raise ValueError(
+                f"{text!r} is not UTF-8 text: {error.reason}. Convert it first."
+            ) from error
         encoded = self._encoder.encode(text, add_special_tokens=False)
         if self._unknown is not None and self._unknown in encoded.ids:
             start, end = encoded.offsets[encoded.ids.index(self._unknown)]
-            words = sorted(token for token in self._encoder.get_vocab() if not token.startswith("<"))
-            raise ValueError(f"the word {text[start:end]!r} is not in this small vocabulary, where a space belongs to "
-                             f"the word after it: {words}. Use these words, or a real model with --model.")
+            vocabulary = self._encoder.get_vocab()
+            words = sorted(token for token in vocabulary if not token.startswith("<"))
+            raise ValueError(
+                f"the word {text[start:end]!r} is not in this small vocabulary, where a space "
+                f"belongs to the word after it: {words}. Use these words, or a real model with "
+                "--model."
+            )
         return encoded.ids, encoded.offsets
 
     def decode(self, ids: list[int]) -> str:
         """Text of `ids`; control tokens are shown, ids that the tokenizer lacks are left out."""
-        return self._decoder.decode([i for i in ids if i in self.known_ids], skip_special_tokens=False)
+        known = [i for i in ids if i in self.known_ids]
+        return self._decoder.decode(known, skip_special_tokens=False)
 
     def token(self, token_id: int) -> str | None:
         """The token's own spelling, None where the id stands for nothing."""
@@ -72,12 +90,12 @@ class Tokenizer:
         """`ids` without a closing EOS."""
         return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
 
-    def stream(self) -> TextStream:
+    def decoder(self) -> TextDecoder:
         """A decoder for ids that come one by one."""
-        return TextStream(self)
+        return TextDecoder(self)
 
 
-class TextStream:
+class TextDecoder:
     """Turns ids into text as they come, holding back what may be half a character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -87,8 +105,10 @@ class TextStream:
     def put(self, token: int) -> str:
         """The text that became certain with `token`: often one word, sometimes nothing."""
         self.waiting.append(token)
-        # The bytes of an unfinished character decode to U+FFFD, so a text without one at its end is whole.
-        return "" if self.tokenizer.decode(self.waiting).endswith("\ufffd") else self.end()
+        # The bytes of an unfinished character decode to U+FFFD, so a text without one at its end
+        # is whole.
+        unfinished = self.tokenizer.decode(self.waiting).endswith("\ufffd")
+        return "" if unfinished else self.end()
 
     def end(self) -> str:
         """What is still held back, an unfinished character as U+FFFD."""

@@ -1,32 +1,40 @@
-"""What `infer` shows: prompt and answer with each thought where it arose, a table of chunks, counters."""
-from __future__ import annotations
-
+"""What `infer` shows: prompt and answer with thoughts in place, a table of chunks, counters."""
 import json
 from collections.abc import Sequence
 
 import torch
 
-from minits.generation import GenerationResult
-from minits.thinking import ThinkingStates, Thought
 from minits.checkpoint.tokenizer import Tokenizer
+from minits.generation import Event, GenerationResult
+from minits.thinking import Engine, Thought
 
 
 class InlineText:
-    """Prints prompt and answer with each non-trivial thought where it arose, after the last token of its chunk.
+    """Prints prompt and answer, each non-trivial thought after the last token of its chunk.
 
-    Told the events of one row: first the thoughts of the prompt's complete chunks, then tokens and thoughts as they
-    come. `at_once` shows each piece as soon as it is certain, else all is shown at the end.
+    Told the events of one row: first the thoughts of the prompt's complete chunks, then tokens and
+    thoughts as they come.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], chunk_size: int, *, thinks: bool,
-                 at_once: bool) -> None:
-        self.tokenizer, self.stream, self.prompt, self.chunk_size = tokenizer, tokenizer.stream(), prompt, chunk_size
-        self.at_once, self.pieces = at_once, []
-        self.expected, self.thoughts = len(prompt) // chunk_size if thinks else 0, []
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        chunk_size: int,
+        *,
+        thinks: bool,
+        at_once: bool,  # show each piece as soon as it is certain, else all at the end
+    ) -> None:
+        self.tokenizer, self.prompt, self.chunk_size = tokenizer, prompt, chunk_size
+        self.decoder = tokenizer.decoder()
+        self.at_once = at_once
+        self.pieces: list[str] = []
+        self.expected = len(prompt) // chunk_size if thinks else 0
+        self.thoughts: list[Thought] = []
         if not self.expected:
             self.show_prompt()
 
-    def tell(self, event: int | Thought) -> None:
+    def tell(self, event: Event) -> None:
         """Takes the next event."""
         if len(self.thoughts) < self.expected:
             self.thoughts.append(event)
@@ -35,15 +43,15 @@ class InlineText:
         elif isinstance(event, Thought):
             self.show_thought(event)
         elif event not in self.tokenizer.eos_ids:
-            self.show(self.stream.put(event))
+            self.show(self.decoder.put(event))
 
     def show_prompt(self) -> None:
         """The prompt, with its thoughts."""
-        for t, token in enumerate(self.prompt, 1):
-            self.show(self.stream.put(token))
-            if t % self.chunk_size == 0 and self.thoughts:
-                self.show_thought(self.thoughts[t // self.chunk_size - 1])
-        self.show(self.stream.end() + "  ->")
+        for read, token in enumerate(self.prompt, 1):
+            self.show(self.decoder.put(token))
+            if read % self.chunk_size == 0 and self.thoughts:
+                self.show_thought(self.thoughts[read // self.chunk_size - 1])
+        self.show(self.decoder.end() + "  ->")
 
     def show_thought(self, thought: Thought) -> None:
         """A thought, kept on one line."""
@@ -59,29 +67,42 @@ class InlineText:
 
     def end(self) -> None:
         """What is still held back."""
-        self.show(self.stream.end())
+        self.show(self.decoder.end())
         print("" if self.at_once else "".join(self.pieces), flush=True)
 
 
-def chunk_table(model: ThinkingStates, tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult) -> str:
-    """Each complete chunk: its text, its thought, and the norm of the state it gives beside that of the embeddings."""
-    c = model.config.chunk_size
-    ids = [*prompt, *result.ids]
+def chunk_table(
+    engine: Engine, tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult
+) -> str:
+    """Each complete chunk: its text, its thought, and the norm of the state that it gives.
+
+    Beside that of the embeddings, to which states are added.
+    """
+    c, ids = engine.config.chunk_size, [*prompt, *result.ids]
     with torch.no_grad():
-        norms = model.states(result.thought_ids).float().norm(dim=-1).mean(-1).tolist()
-        size = model.backbone.model.embed_tokens(torch.tensor(ids, device=model.device)).float().norm(dim=-1).mean().item()
-    lines = [f"chunk  state norm (embeddings: {size:.2f})  text -> thought"]
-    lines += [f"{k:5}  {norm:10.2f}  {tokenizer.decode(ids[k * c:(k + 1) * c])!r} -> {tokenizer.decode(z[:-1])!r}"
-              + ("  (cut)" if k in result.cut_thoughts else "")
-              for k, (z, norm) in enumerate(zip(result.thought_ids, norms))]
+        states = engine.states(result.thought_ids).float() if result.thought_ids else torch.zeros(0)
+        norms = states.norm(dim=-1).mean(-1).tolist() if result.thought_ids else []
+        embedded = engine.backbone.model.embed_tokens(torch.tensor(ids, device=engine.device))
+        usual = embedded.float().norm(dim=-1).mean().item()
+    lines = [f"chunk  state norm (embeddings: {usual:.2f})  text -> thought"]
+    for k, (thought, norm) in enumerate(zip(result.thought_ids, norms)):
+        text = tokenizer.decode(ids[k * c : (k + 1) * c])
+        cut = "  (cut)" if k in result.cut_thoughts else ""
+        said = tokenizer.decode(thought[:-1])
+        lines.append(f"{k:5}  {norm:10.2f}  {text!r} -> {said!r}{cut}")
     return "\n".join(lines)
 
 
-def counters(result: GenerationResult, prompt: Sequence[int], model: ThinkingStates, seconds: float) -> str:
+def counters(
+    result: GenerationResult, prompt: Sequence[int], chunk_size: int, seconds: float
+) -> str:
     """How the prefill went and why the answer ended."""
-    chunks = -(-len(prompt) // model.config.chunk_size)
+    chunks = -(-len(prompt) // chunk_size)
     why = {"eos": "EOS", "length": "the limit --max-new-tokens"}[result.stop_reason]
-    cut = f", {len(result.cut_thoughts)} thoughts cut by --max-thought-tokens" if result.cut_thoughts else ""
-    return (f"{len(prompt)} tokens in {chunks} chunks; {result.nontrivial} non-trivial thoughts entered the prompt; "
-            f"{result.rounds} rounds, {result.chunk_passes} chunk passes; {len(result.ids)} new tokens, stopped by "
-            f"{why}{cut}; {seconds:.2f} s")
+    cut = len(result.cut_thoughts)
+    cut_words = f", {cut} thoughts cut by --max-thought-tokens" if cut else ""
+    return (
+        f"{len(prompt)} tokens in {chunks} chunks; {result.nontrivial} non-trivial thoughts "
+        f"entered the prompt; {result.rounds} rounds, {result.chunk_passes} chunk passes; "
+        f"{len(result.ids)} new tokens, stopped by {why}{cut_words}; {seconds:.2f} s"
+    )

@@ -1,30 +1,46 @@
-"""Triton kernels of the fast path (fast.py): what a decoder layer does between and, for a single token, in its products."""
-from __future__ import annotations
+"""Triton kernels: what a decoder layer does between its products and, for one token, in them.
 
+Places in tensors are counted in 64 bits wherever a wide batch could pass 2^31.
+"""
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def rope_and_store(qkv, table, positions, q_out, k_cache, v_cache, T, S, P, H: tl.constexpr, G: tl.constexpr,
-                   D: tl.constexpr, WIDE: tl.constexpr):
-    """One head of one token: rotates q and k, puts q where attention reads it and k, v into their cache slots."""
-    token, head = tl.program_id(0), tl.program_id(1)
+def rope_and_store(
+    qkv,  # [tokens, Q + 2 G, D]
+    table,  # [2, places, D]: cosines; sines, a head's first half negated
+    positions,  # [tokens]
+    q_out,  # [B, G, Q/G * L, D]: the query heads of a group folded into time
+    k_cache,  # [B, G, P + 1, D]
+    v_cache,
+    L,
+    P1,  # P + 1
+    places,
+    Q: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """One head of one token: rotates q and k, puts q where attention reads it, k and v in slots."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half = tl.arange(0, D // 2)
     at = tl.load(positions + token)
-    source = qkv + (token * (H + 2 * G) + head) * D
-    a, b = tl.load(source + half).to(WIDE), tl.load(source + D // 2 + half).to(WIDE)
-    if head < H + G:
-        cos, sin = tl.load(table + at * D + half).to(WIDE), tl.load(table + (P + at) * D + D // 2 + half).to(WIDE)
+    source = qkv + (token * (Q + 2 * G) + head) * D
+    a = tl.load(source + half).to(WIDE)
+    b = tl.load(source + D // 2 + half).to(WIDE)
+    if head < Q + G:
+        cos = tl.load(table + at * D + half).to(WIDE)
+        sin = tl.load(table + (places + at) * D + D // 2 + half).to(WIDE)
         a, b = a * cos - b * sin, b * cos + a * sin
-    row, t = token // T, token % T
-    folds = H // G
-    if head < H:  # q is [B, G, H/G * T, D]: the heads of a group folded into time
-        target = q_out + (((row * G + head // folds) * folds + head % folds) * T + t) * D
-    elif head < H + G:
-        target = k_cache + ((row * G + head - H) * S + at) * D
+    row, t = token // L, token % L
+    folds = Q // G
+    if head < Q:
+        target = q_out + (((row * G + head // folds) * folds + head % folds) * L + t) * D
+    elif head < Q + G:
+        target = k_cache + ((row * G + head - Q) * P1 + at) * D
     else:
-        target = v_cache + ((row * G + head - H - G) * S + at) * D
+        target = v_cache + ((row * G + head - Q - G) * P1 + at) * D
     tl.store(target + half, a.to(qkv.dtype.element_ty))
     tl.store(target + D // 2 + half, b.to(qkv.dtype.element_ty))
 
@@ -32,24 +48,43 @@ def rope_and_store(qkv, table, positions, q_out, k_cache, v_cache, T, S, P, H: t
 @triton.jit
 def silu_times(gate_up, out, size, BLOCK: tl.constexpr, WIDE: tl.constexpr):
     """out = silu(gate) * up for gate_up [tokens, 2 * size]."""
-    token, at = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    gate = tl.load(gate_up + token * 2 * size + at, at < size, 0.0).to(WIDE)
-    up = tl.load(gate_up + token * 2 * size + size + at, at < size, 0.0).to(WIDE)
-    tl.store(out + token * size + at, (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype.element_ty), at < size)
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = at < size
+    gate = tl.load(gate_up + token * 2 * size + at, real, 0.0).to(WIDE)
+    up = tl.load(gate_up + token * 2 * size + size + at, real, 0.0).to(WIDE)
+    product = gate / (1.0 + tl.exp(-gate)) * up
+    tl.store(out + token * size + at, product.to(out.dtype.element_ty), real)
 
 
 @triton.jit
-def matvec(x, norm, weight, bias, residual, out, size, K, eps, NORM: tl.constexpr, BIAS: tl.constexpr,
-           RESIDUAL: tl.constexpr, GATED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """ROWS entries of out [size] = weight [size, K] @ x [K], for one token: bound by reading the weights once.
+def matvec(
+    x,  # [K]
+    norm,  # [K]: weight of the RMSNorm that x goes through first
+    weight,  # [size, K]; gated: [2 * size, K], gates above ups
+    bias,  # [size]
+    residual,  # [size], added
+    out,  # [size]
+    size,
+    K,
+    eps,
+    NORM: tl.constexpr,  # whether there is a norm, a bias, …
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,  # out = silu(gate) * up
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """ROWS entries of weight @ x, for one token: bound by reading the weights once.
 
-    NORM: x goes through RMSNorm with weight `norm` first (every program does it again: K numbers, all in cache).
-    GATED: weight is [2 * size, K], gates above ups, and out = silu(gate) * up. RESIDUAL: adds `residual` [size].
+    Every program norms x again: K numbers, all in the processor's cache.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = row < size
     squares = tl.zeros([BLOCK], WIDE)
-    sums, up_sums = tl.zeros([ROWS, BLOCK], WIDE), tl.zeros([ROWS, BLOCK], WIDE)  # added up along K at the very end
+    sums = tl.zeros([ROWS, BLOCK], WIDE)  # added up along K at the very end
+    up_sums = tl.zeros([ROWS, BLOCK], WIDE)
     for start in range(0, K, BLOCK):
         k = start + tl.arange(0, BLOCK)
         inside = k < K
@@ -78,57 +113,84 @@ def matvec(x, norm, weight, bias, residual, out, size, K, eps, NORM: tl.constexp
 
 
 @triton.jit
-def decode_attention(qkv, table, positions, k_cache, v_cache, out, S, P, window, scale, SLIDING: tl.constexpr,
-                     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
-    """One new token a row, one program for a row and kv head: rotates, stores k and v, attends for all its q heads.
+def decode_attention(
+    qkv,  # [B, Q + 2 G, D]
+    table,  # as for rope_and_store
+    positions,  # [B]
+    k_cache,  # [B, G, P + 1, D]
+    v_cache,
+    out,  # [B, Q, D]
+    P1,  # P + 1
+    places,
+    window,
+    scale,
+    SLIDING: tl.constexpr,
+    Q: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One new token a row, a program for a row and kv head: rotates, stores k and v, attends.
 
-    Needs H / G <= 16 and D >= 16, for the products are matrix instructions on 16 heads. Reads the slots before the
-    token's position (and within `window` of it); its own key and value come from registers, so no store is waited for.
+    Needs Q / G <= 16 and D >= 16, for the products are matrix instructions on 16 heads. Reads the
+    slots before the token's position (and within `window` of it); its own key and value come from
+    registers, so no store is waited for.
     """
-    row, g = tl.program_id(0), tl.program_id(1)
-    folds: tl.constexpr = H // G
+    row, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    folds: tl.constexpr = Q // G
+    kind = k_cache.dtype.element_ty
     d, head = tl.arange(0, D), tl.arange(0, 16)
     other = (d + D // 2) % D  # the partner of each entry in the half-split rotation
     at = tl.load(positions + row)
-    cos, sin = tl.load(table + at * D + d).to(tl.float32), tl.load(table + (P + at) * D + d).to(tl.float32)
-    base = qkv + row * (H + 2 * G) * D
-    kind = k_cache.dtype.element_ty
-    k_row, v_row = k_cache + (row * G + g) * S * D, v_cache + (row * G + g) * S * D
-    k_new = tl.load(base + (H + g) * D + d).to(tl.float32) * cos + tl.load(base + (H + g) * D + other).to(tl.float32) * sin
-    k_new, v_new = k_new.to(kind), tl.load(base + (H + G + g) * D + d)
+    cos = tl.load(table + at * D + d).to(tl.float32)
+    sin = tl.load(table + (places + at) * D + d).to(tl.float32)
+    base = qkv + row * (Q + 2 * G) * D
+    k_row, v_row = k_cache + (row * G + g) * P1 * D, v_cache + (row * G + g) * P1 * D
+
+    k_new = tl.load(base + (Q + g) * D + d).to(tl.float32) * cos
+    k_new += tl.load(base + (Q + g) * D + other).to(tl.float32) * sin
+    k_new, v_new = k_new.to(kind), tl.load(base + (Q + G + g) * D + d)
     tl.store(k_row + at * D + d, k_new)
     tl.store(v_row + at * D + d, v_new)
+
     real = (head < folds)[:, None]
     q_at = base + (g * folds + head)[:, None] * D
-    q = (tl.load(q_at + d[None, :], real, 0.0).to(tl.float32) * cos[None, :]
-         + tl.load(q_at + other[None, :], real, 0.0).to(tl.float32) * sin[None, :]).to(kind)
-    top = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale  # [16], the token's own score
+    q = tl.load(q_at + d[None, :], real, 0.0).to(tl.float32) * cos[None, :]
+    q += tl.load(q_at + other[None, :], real, 0.0).to(tl.float32) * sin[None, :]
+    q = q.to(kind)
+    # The token's own score; the running maximum, weight and sum of the softmax begin with it.
+    top = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], axis=1) * scale
     weight = tl.full([16], 1.0, tl.float32)
     total = tl.zeros([16, D], tl.float32) + v_new.to(tl.float32)[None, :]
     first = tl.maximum(at - window + 1, 0) // BLOCK * BLOCK if SLIDING else 0
     for start in range(first, at, BLOCK):
         slot = start + tl.arange(0, BLOCK)
-        seen = slot < at
-        if SLIDING:
-            seen = seen & (slot > at - window)
-        k = tl.load(k_row + slot[None, :] * D + d[:, None], (slot < at)[None, :], 0.0)  # [D, BLOCK]
-        v = tl.load(v_row + slot[:, None] * D + d[None, :], (slot < at)[:, None], 0.0)  # [BLOCK, D]
-        scores = tl.where(seen[None, :], tl.dot(q, k, input_precision="ieee") * scale, float("-inf"))
+        before = slot < at
+        seen = before & (slot > at - window) if SLIDING else before
+        k = tl.load(k_row + slot[None, :] * D + d[:, None], before[None, :], 0.0)  # [D, BLOCK]
+        v = tl.load(v_row + slot[:, None] * D + d[None, :], before[:, None], 0.0)  # [BLOCK, D]
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, axis=1))
         fade, part = tl.exp(top - higher), tl.exp(scores - higher[:, None])
         total = total * fade[:, None] + tl.dot(part.to(kind), v, input_precision="ieee")
         weight = weight * fade + tl.sum(part, axis=1)
         top = higher
-    tl.store(out + (row * H + g * folds + head)[:, None] * D + d[None, :], (total / weight[:, None]).to(kind), real)
+    target = out + (row * Q + g * folds + head)[:, None] * D + d[None, :]
+    tl.store(target, (total / weight[:, None]).to(kind), real)
 
 
 @triton.jit
 def cross_entropy(logits, labels, losses, V, BLOCK: tl.constexpr):
-    """One row of logits [M, V]: its loss against its label (negative: none), and the gradient in the logits' place."""
+    """One row of logits [M, V]: its loss, and the gradient in the logits' place.
+
+    A negative label counts nothing.
+    """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
     at, real = logits + row * V, label >= 0
-    picked = tl.load(at + tl.where(real, label, 0)).to(tl.float32)  # long before any thread writes there
+    # Read long before any thread writes there.
+    picked = tl.load(at + tl.where(real, label, 0)).to(tl.float32)
     top, total = float("-inf"), 0.0
     for start in range(0, V, BLOCK):
         k = start + tl.arange(0, BLOCK)

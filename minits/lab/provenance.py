@@ -1,22 +1,29 @@
-"""Records of real runs: one JSON line each, with what is needed to trust and to repeat it (read by `run.py report`)."""
-from __future__ import annotations
-
+"""Records of real runs: a JSON line each, with what is needed to trust and to repeat it."""
 import datetime
 import os
 import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 
-def record(figures: dict, *, device: str, seed: int | None = None) -> dict:
+def record(
+    figures: dict[str, Any], *, device: str, seed: int | None = None
+) -> dict[str, Any]:
     """`figures` with command, date, source revision, machine and library versions beside them."""
-    command = " ".join(["python", Path(sys.argv[0]).name, *sys.argv[1:]])  # no path of this machine
-    return {"command": command, "date": datetime.date.today().isoformat(),
-            "revision": revision(), "seed": seed, "machine": machine(device), "torch": torch.__version__,
-            "python": platform.python_version()} | figures
+    program = Path(sys.argv[0]).name  # no path of this machine
+    return {
+        "command": " ".join(["python", program, *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "revision": revision(),
+        "seed": seed,
+        "machine": machine(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    } | figures
 
 
 def machine(device: str) -> str:
@@ -27,14 +34,18 @@ def machine(device: str) -> str:
 
 
 def revision() -> str:
-    """The commit of the source, "+" where files differ from it; from MINITS_REVISION where there is no repository."""
+    """The commit of the source, "+" where files differ from it.
+
+    From MINITS_REVISION where there is no repository.
+    """
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True).stdout
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--untracked-files=no").strip()
-        return git("rev-parse", "--short", "HEAD").strip() + ("+" if changed else "")
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("MINITS_REVISION", "unknown")

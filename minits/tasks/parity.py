@@ -1,10 +1,10 @@
 """Parity (paper, appendix A.4): a coin, two people who flip it or don't, and its final state."""
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 from minits.supervision import Example, Step
+from minits.tasks.state_tracking import StateTracking
 
 SIDES = ("heads", "tails")
 PEOPLE = ("Alice", "Bob")  # they take turns
@@ -12,11 +12,27 @@ ACTIONS = ("doesn't flip", "flips")
 
 
 @dataclass(frozen=True)
-class Parity:
+class Parity(StateTracking):
     """After the first sentence and after each operation comes a step: the coin's state."""
 
-    name: str = "parity"
-    opening: str = "The final state of the coin is"
+    name: ClassVar = "parity"
+    opening: ClassVar = "The final state of the coin is"
+    recipes: ClassVar = {
+        ("*", "tiny"): {
+            "chunk_size": 8, "layout": "rows", "steps": 400, "batch_size": 32, "lr": 3e-3,
+            "warmup": 20, "decay": 1.0,
+        },
+        ("*", "real"): {
+            "chunk_size": 8, "layout": "pack", "steps": 250, "batch_size": 64, "lr": 2e-5,
+            "warmup": 10, "decay": 1.0,
+        },
+        ("no-cot", "real"): {"steps": 600},
+        ("cot", "real"): {"steps": 600},
+    }
+
+    @property
+    def data_key(self) -> str:
+        return f"Parity(name={self.name!r}, opening={self.opening!r})"
 
     def draw(self, rng: random.Random, operations: int) -> Example:
         """`operations` people flip the coin or not, each with probability 1/2."""

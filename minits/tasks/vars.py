@@ -1,33 +1,54 @@
-"""Variable assignment (paper, appendix A.4): integer variables that are updated from one another."""
-from __future__ import annotations
-
+"""Variable assignment (paper, appendix A.4): integer variables, updated from one another."""
 import random
 from dataclasses import dataclass
 from string import ascii_lowercase
+from typing import ClassVar
 
+from minits.settings import setting
 from minits.supervision import Example, Step
+from minits.tasks.state_tracking import StateTracking
 
 
 @dataclass(frozen=True)
-class Vars:
-    """Operations `x=x+y` and `x=x+k` modulo `modulus`; after each comes a step with the updated variable's value."""
+class Vars(StateTracking):
+    """Operations `x=x+y` and `x=x+k`; after each comes a step with the updated variable's value."""
 
-    variables: int = 3
-    modulus: int = 10
-    name: str = "vars"
-    opening: str = "Final values:"
+    variables: int = setting(3, "number of variables", least=1, most=26)
+    modulus: int = setting(10, "modulus of the values", least=2)
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.variables <= 26 or self.modulus < 2:
-            raise ValueError(f"vars with {self.variables} variables modulo {self.modulus}: use 1 … 26 variables and a "
-                             "modulus of at least 2.")
+    name: ClassVar = "vars"
+    opening: ClassVar = "Final values:"
+    recipes: ClassVar = {
+        ("*", "tiny"): {
+            "chunk_size": 4, "layout": "rows", "steps": 600, "batch_size": 32, "lr": 3e-3,
+            "warmup": 20, "decay": 1.0,
+        },
+        ("*", "real"): {
+            "chunk_size": 3, "layout": "pack", "steps": 600, "batch_size": 128, "lr": 2e-5,
+            "warmup": 50, "decay": 0.25,
+        },
+        ("no-cot", "real"): {"batch_size": 64, "lr": 5e-5},
+        ("cot", "real"): {"steps": 400, "batch_size": 64, "lr": 5e-5},
+    }
+
+    @property
+    def data_key(self) -> str:
+        return (
+            f"Vars(variables={self.variables}, modulus={self.modulus}, name={self.name!r}, "
+            f"opening={self.opening!r})"
+        )
 
     def draw(self, rng: random.Random, operations: int) -> Example:
-        """Each operation takes a random variable and adds another one or a constant 1 … modulus - 1, evenly."""
-        names = ascii_lowercase[:self.variables]
+        """Each operation adds another variable or a constant 1 … modulus - 1 to a random one.
+
+        Both with probability 1/2. A variable is never added to itself.
+        """
+        names = ascii_lowercase[: self.variables]
         values = {name: rng.randrange(self.modulus) for name in names}
-        text = "Track the variables values: " + "; ".join(f"{name}={value}" for name, value in values.items())
-        steps, latest = [], {}  # latest: of each updated variable, the last step
+        start = "; ".join(f"{name}={value}" for name, value in values.items())
+        text = "Track the variables values: " + start
+        steps: list[Step] = []
+        latest: dict[str, int] = {}  # of each updated variable: its last step
         for i in range(operations):
             target = rng.choice(names)
             others = [name for name in names if name != target]

@@ -1,6 +1,4 @@
-"""Several processes that train one model together (`torchrun`). Without torchrun everything here does nothing."""
-from __future__ import annotations
-
+"""Several processes that train one model together (`torchrun`); alone, nothing here acts."""
 import os
 from datetime import timedelta
 
@@ -20,18 +18,22 @@ def world() -> int:
 
 
 def own_device(device: str) -> str:
-    """The card of this process where `device` is one and there are several processes; else `device`."""
-    return f"cuda:{os.environ['LOCAL_RANK']}" if device.startswith("cuda") and world() > 1 else device
+    """The card of this process where `device` is one and there are several processes."""
+    several = device.startswith("cuda") and world() > 1
+    return f"cuda:{os.environ['LOCAL_RANK']}" if several else device
 
 
 def join(device: str) -> None:
     """Meets the other processes: NCCL for CUDA tensors, gloo for those of the CPU.
 
-    They wait for one another up to two hours, for the first one evaluates and saves while the others wait.
+    They wait for one another up to two hours, for the first one evaluates and saves meanwhile.
     """
     if world() > 1 and not dist.is_initialized():
-        import torch.distributed.nn  # before the group is there, for its default arguments would keep it: see `leave`
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo", timeout=timedelta(hours=2))
+        # Before the group is there, for its default arguments would keep it: see `leave`.
+        import torch.distributed.nn
+
+        backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(hours=2))
 
 
 def total(values: Tensor) -> Tensor:
@@ -47,10 +49,10 @@ def anyone(flag: bool) -> bool:
 
 
 def leave() -> None:
-    """Parts from the other processes. Let go of all that uses the group (DistributedDataParallel) before.
+    """Parts from the other processes. Let go of all that uses the group (DDP) before.
 
-    Gloo's threads end with the last reference to the group; a thread that lets go of a tensor while Python exits aborts
-    the process.
+    Gloo's threads end with the last reference to the group; a thread that lets go of a tensor while
+    Python exits aborts the process.
     """
     if dist.is_initialized():
         dist.destroy_process_group()

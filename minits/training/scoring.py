@@ -1,39 +1,50 @@
-"""Free-running evaluation: the model reads the prompt with its own thoughts and answers; gold is only compared with."""
-from __future__ import annotations
-
+"""Free-running evaluation: the model reads with its own thoughts and answers, as a user's does."""
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from tqdm import tqdm
 
 from minits.checkpoint.files import write_text
-from minits.generation import GenerationConfig, GenerationResult, generate_ids
-from minits.supervision import Example, Row, encode_example
-from minits.tasks import Task, draw_example, extract_answer
-from minits.thinking import ThinkingStates
 from minits.checkpoint.tokenizer import Tokenizer
+from minits.generation import GenerationConfig, GenerationResult
+from minits.methods.method import Method
+from minits.supervision import Example, Row
+from minits.tasks.task import Task
+from minits.thinking import Engine, ThinkingConfig
+from minits.training.late import is_late, late_share
+
+Pairs = Sequence[tuple[Example, Row]]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What an evaluation found. Shares are 0 … 1; `interval` is the 95 % Wilson interval of `accuracy`."""
+    """What an evaluation found. Shares are 0 … 1; intervals are 95 % Wilson intervals."""
 
     n: int
-    operations: tuple[int, int]
+    unit: str  # of the examples' sizes
+    sizes: tuple[int, int]  # least and most
     accuracy: float
     interval: tuple[float, float]
-    buckets: dict[str, dict]  # "low-high" operations -> n, accuracy, interval
-    thought_accuracy: float | None  # share of gold chunks whose thought is exactly right; None without thoughts
-    thoughts_all_right: float | None  # share of rows with every thought right
-    first_wrong: dict | None  # rows with a wrong thought: their number, and the median of chunk and of its share of K
-    late_share: float | None  # rows in which a value begins before a state can hold all of the step that gives it
+    buckets: dict[str, dict]  # "low-high" sizes -> n, accuracy, interval
+    thought_accuracy: float | None  # of gold chunks, thought exactly right; None without thoughts
+    thoughts_all_right: float | None  # of rows, every thought right
+    # Rows with a wrong thought: their number, the median of its chunk and of chunk / chunks.
+    first_wrong: dict | None
+    late_share: float | None  # of rows; see `known_from`
     stopped_by_length: float
     mean_rounds: float
     mean_nontrivial: float
+
+    def record(self) -> dict[str, Any]:
+        """As a record holds it, the sizes under their unit."""
+        found = asdict(self)
+        unit, sizes = found.pop("unit"), found.pop("sizes")
+        return {"n": found.pop("n"), unit: sizes} | found
 
 
 def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -41,114 +52,174 @@ def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
     if not n:
         return 0.0, 1.0
     p, square = right / n, z * z / n
-    centre, half = p + square / 2, z * sqrt(p * (1 - p) / n + square / (4 * n))
-    return round(max(0.0, (centre - half) / (1 + square)), 6), round(min(1.0, (centre + half) / (1 + square)), 6)
+    centre = p + square / 2
+    half = z * sqrt(p * (1 - p) / n + square / (4 * n))
+    low, high = (centre - half) / (1 + square), (centre + half) / (1 + square)
+    return round(max(0.0, low), 6), round(min(1.0, high), 6)
 
 
-def draw_rows(task: Task, tokenizer: Tokenizer, model: ThinkingStates, *, method: str, seed: int, n: int,
-              operations: tuple[int, int], max_thought_tokens: int) -> list[tuple[Example, Row]]:
-    """`n` evaluation examples with their encodings. The stream is apart from training's, the same for all methods."""
-    examples = [draw_example(task, seed=seed, split="eval", index=i, operations=operations) for i in range(n)]
-    return [(example, encode_example(example, tokenizer, model.config, method=method, name=f"eval row {i}",
-                                     max_thought_tokens=max_thought_tokens)) for i, example in enumerate(examples)]
+def draw_rows(
+    task: Task,
+    method: Method,
+    split: str,
+    tokenizer: Tokenizer,
+    config: ThinkingConfig,
+    *,
+    seed: int,
+    n: int,  # of a finite split at most all
+) -> list[tuple[Example, Row]]:
+    """Evaluation examples with encodings: the same for all methods, never those of training."""
+    found = []
+    for i in range(min(n, task.size(split) or n)):
+        example = task.example(split, i, seed)
+        found.append((example, method.encode(example, tokenizer, config, f"eval row {i}")))
+    return found
 
 
-def options(model: ThinkingStates, rows: Sequence[tuple[Example, Row]], *, prefill: str = "sequential",
-            draft: str = "trivial", max_thought_tokens: int = 64) -> GenerationConfig:
-    """How to generate answers for `rows`; raises ValueError if one does not fit the model.
+# In state tracking nearly every chunk thinks, so there is little to speculate on.
+IN_TURN = GenerationConfig(prefill="sequential")
 
-    Sequential prefill is the default: in state tracking nearly every chunk thinks, so there is little to speculate on.
-    A model without T and C reads its prompts in one pass.
-    There is room for the longest right answer and a little more for one that goes wrong; the same for every row, so
-    that no answer depends on which rows it shares a batch with.
+
+def with_room(
+    engine: Engine, rows: Pairs, config: GenerationConfig = IN_TURN
+) -> GenerationConfig:
+    """`config` with room for the longest right answer and a little more for one that goes wrong.
+
+    The same for every row, so that no answer hangs on who shares its batch. Raises ValueError if a
+    row does not fit the model.
     """
-    room = max(len(row.ids) - row.prompt_length for _, row in rows) + 8
-    left = model.backbone.config.max_position_embeddings - max(row.prompt_length for _, row in rows) + 1
-    config = GenerationConfig(max_new_tokens=max(1, min(room, left)), draft=draft,
-                              prefill=prefill if model.thinks else "speculative",
-                              max_thought_tokens=max_thought_tokens)
-    config.check(model, [row.ids[:row.prompt_length] for _, row in rows])
+    longest = max(len(row.ids) - row.prompt_length for _, row in rows)
+    prompt = max(row.prompt_length for _, row in rows)
+    left = engine.backbone.config.max_position_embeddings - prompt + 1
+    config = replace(config, max_new_tokens=max(1, min(longest + 8, left)))
+    config.check(engine, [row.ids[: row.prompt_length] for _, row in rows])
     return config
 
 
-def evaluate(model: ThinkingStates, tokenizer: Tokenizer, task: Task, rows: Sequence[tuple[Example, Row]],
-             config: GenerationConfig, *, batch_size: int = 64, predictions: Path | None = None,
-             quiet: bool = False) -> Report:
-    """Generates an answer for each of `rows` and scores it against the example's, exactly.
-
-    `config`: from `options`. `predictions`: JSON lines with prompt, answer, thoughts and verdict of every row.
-    """
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))  # rows of a batch alike in length
+def evaluate(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    task: Task,
+    method: Method,
+    rows: Pairs,
+    config: GenerationConfig = IN_TURN,
+    *,
+    batch_size: int = 64,
+    predictions: Path | None = None,  # file for JSON lines: prompt, answer, thoughts, verdict
+    quiet: bool = False,
+) -> Report:
+    """Generates an answer for each of `rows` and scores it. Raises as `with_room`."""
+    config = with_room(engine, rows, config)
+    # Rows of a batch are alike in length.
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    silent = True if quiet else None  # None: where there is no terminal
     results: dict[int, GenerationResult] = {}
-    for start in tqdm(range(0, len(order), batch_size), desc="evaluate", unit="batch", leave=False,
-                      disable=True if quiet else None):
-        chosen = order[start:start + batch_size]
-        prompts = [rows[i][1].ids[:rows[i][1].prompt_length] for i in chosen]
-        results |= zip(chosen, generate_ids(model, prompts, **asdict(config)))
-    records = [verdict(task, tokenizer, example, row, results[i]) for i, (example, row) in enumerate(rows)]
+    for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=silent):
+        prompts = [rows[i][1].ids[: rows[i][1].prompt_length] for i in chosen]
+        results |= zip(chosen, method.answer(engine, prompts, config))
+    c = engine.config.chunk_size
+    lines = [verdict(task, tokenizer, c, *pair, results[i]) for i, pair in enumerate(rows)]
     if predictions:
-        write_text(predictions, "".join(json.dumps(record) + "\n" for record in records))
-    return summarise(records)
+        write_text(predictions, "".join(json.dumps(line) + "\n" for line in lines))
+    return summarise(lines, task)
 
 
-def verdict(task: Task, tokenizer: Tokenizer, example: Example, row: Row, result: GenerationResult) -> dict:
+def verdict(
+    task: Task,
+    tokenizer: Tokenizer,
+    c: int,
+    example: Example,
+    row: Row,
+    result: GenerationResult,
+) -> dict[str, Any]:
     """One line of predictions: what was asked, said and thought, and what was right."""
     text = tokenizer.decode(tokenizer.without_eos(result.ids))
-    answer = extract_answer(text, task.opening)
-    right = [k < len(result.thought_ids) and result.thought_ids[k] == gold for k, gold in enumerate(row.thoughts)]
+    score = task.score(text, example)
+    thoughts = result.thought_ids
+    right = [k < len(thoughts) and thoughts[k] == gold for k, gold in enumerate(row.thoughts)]
     return {
-        "prompt": example.prompt, "operations": example.size, "gold": example.answer, "answer": answer,
-        "correct": answer == example.answer, "text": text.strip(),
-        "thoughts": [tokenizer.decode(ids[:-1]) for ids in result.thought_ids],
+        "prompt": example.prompt,
+        task.unit: example.size,
+        "gold": example.answer,
+        "answer": score.pop("answer"),
+        "correct": score.pop("right"),
+        **score,
+        "text": text.strip(),
+        "thoughts": [tokenizer.decode(ids[:-1]) for ids in thoughts],
         "gold_thoughts": [tokenizer.decode(ids[:-1]) for ids in row.thoughts],
-        "thoughts_right": sum(right), "first_wrong": right.index(False) if False in right else None,
-        "late": row.late, "rounds": result.rounds, "nontrivial": result.nontrivial,
-        "stop_reason": result.stop_reason}
+        "thoughts_right": sum(right),
+        "first_wrong": right.index(False) if False in right else None,
+        "late": is_late(example, row, tokenizer, c),
+        "rounds": result.rounds,
+        "nontrivial": result.nontrivial,
+        "stop_reason": result.stop_reason,
+    }
 
 
-def summarise(records: Sequence[dict], bucket: int = 20) -> Report:
-    """The report over lines of predictions; buckets of `bucket` operations."""
-    n = len(records)
-    chunks = sum(len(r["gold_thoughts"]) for r in records)
-    wrong = [r for r in records if r["first_wrong"] is not None]
-    groups: dict[int, list[bool]] = {}
-    for r in records:
-        groups.setdefault(max(r["operations"] - 1, 0) // bucket, []).append(r["correct"])
+def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
+    """The report over lines of predictions."""
+    n, right = len(lines), [line["correct"] for line in lines]
+    sizes = [line[task.unit] for line in lines]
+    chunks = sum(len(line["gold_thoughts"]) for line in lines)
+    wrong = [line for line in lines if line["first_wrong"] is not None]
+    shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
+    first_wrong = wrong and {
+        "rows": len(wrong),
+        "median_chunk": median(line["first_wrong"] for line in wrong),
+        "median_share": median(shares),
+    }
     return Report(
-        n=n, operations=(min(r["operations"] for r in records), max(r["operations"] for r in records)),
-        accuracy=fmean(r["correct"] for r in records), interval=wilson(sum(r["correct"] for r in records), n),
-        buckets={f"{g * bucket + 1}-{(g + 1) * bucket}": {
-            "n": len(v), "accuracy": fmean(v), "interval": wilson(sum(v), len(v))}
-            for g, v in sorted(groups.items())},
-        thought_accuracy=sum(r["thoughts_right"] for r in records) / chunks if chunks else None,
+        n=n,
+        unit=task.unit,
+        sizes=(min(sizes), max(sizes)),
+        accuracy=fmean(right),
+        interval=wilson(sum(right), n),
+        buckets=by_size(sizes, right, task.bucket) if task.bucket else {},
+        thought_accuracy=sum(line["thoughts_right"] for line in lines) / chunks if chunks else None,
         thoughts_all_right=1 - len(wrong) / n if chunks else None,
-        first_wrong={"rows": len(wrong), "median_chunk": median(r["first_wrong"] for r in wrong),
-                     "median_share": median(r["first_wrong"] / len(r["gold_thoughts"]) for r in wrong)}
-        if wrong else None,
-        late_share=late_share(r["late"] for r in records),
-        stopped_by_length=fmean(r["stop_reason"] == "length" for r in records),
-        mean_rounds=fmean(r["rounds"] for r in records), mean_nontrivial=fmean(r["nontrivial"] for r in records))
+        first_wrong=first_wrong or None,
+        late_share=late_share(line["late"] for line in lines),
+        stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
+        mean_rounds=fmean(line["rounds"] for line in lines),
+        mean_nontrivial=fmean(line["nontrivial"] for line in lines),
+    )
 
 
-def late_share(late: Iterable[bool | None]) -> float | None:
-    """The share of rows that are `late` (see `Row`), of those of which it is known; None if it is of none."""
-    known = [value for value in late if value is not None]
-    return fmean(known) if known else None
+def by_size(sizes: Sequence[int], right: Sequence[bool], bucket: int) -> dict[str, dict]:
+    """n, accuracy and interval of the examples of 1 … bucket units, of the next `bucket`, …"""
+    groups: dict[int, list[bool]] = {}
+    for size, correct in zip(sizes, right):
+        groups.setdefault(max(size - 1, 0) // bucket, []).append(correct)
+    buckets = {}
+    for g, found in sorted(groups.items()):
+        n, interval = len(found), wilson(sum(found), len(found))
+        name = f"{g * bucket + 1}-{(g + 1) * bucket}"
+        buckets[name] = {"n": n, "accuracy": fmean(found), "interval": interval}
+    return buckets
 
 
 def describe(report: Report) -> str:
     """The report in words, for a terminal."""
     low, high = report.interval
-    lines = [f"accuracy {report.accuracy:.2%} [{low:.1%}, {high:.1%}] on {report.n} samples with "
-             f"{report.operations[0]} … {report.operations[1]} operations (95 % interval)"]
-    lines += [f"  {name:>7} operations: {b['accuracy']:7.2%} of {b['n']}" for name, b in report.buckets.items()]
+    least, most = report.sizes
+    lines = [
+        f"accuracy {report.accuracy:.2%} [{low:.1%}, {high:.1%}] on {report.n} samples with "
+        f"{least} … {most} {report.unit} (95 % interval)"
+    ]
+    for name, found in report.buckets.items():
+        lines.append(f"  {name:>7} {report.unit}: {found['accuracy']:7.2%} of {found['n']}")
     if report.thought_accuracy is not None:
-        lines.append(f"thoughts right: {report.thought_accuracy:.2%} of chunks; all of them in "
-                     f"{report.thoughts_all_right:.2%} of rows")
-        if report.first_wrong:
-            f = report.first_wrong
-            lines.append(f"first wrong thought: {f['rows']} rows, median chunk {f['median_chunk']:g} "
-                         f"({f['median_share']:.0%} of the way)")
+        lines.append(
+            f"thoughts right: {report.thought_accuracy:.2%} of chunks; all of them in "
+            f"{report.thoughts_all_right:.2%} of rows"
+        )
+    if report.first_wrong:
+        first = report.first_wrong
+        lines.append(
+            f"first wrong thought: {first['rows']} rows, median chunk {first['median_chunk']:g} "
+            f"({first['median_share']:.0%} of the way)"
+        )
     if report.late_share is not None:
         lines.append(f"late thoughts: {report.late_share:.1%} of rows")
     if report.stopped_by_length:

@@ -1,38 +1,55 @@
-"""The samples of a training run, as a function of (seed, step), drawn ahead of time, and the batches made of them."""
-from __future__ import annotations
-
+"""The samples of a training, as a function of (seed, step), drawn ahead, and their batches."""
 import random
 import signal
 from collections.abc import Iterator
+from functools import lru_cache
 
-import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from minits.training import distributed
-from minits.training.recipe import TrainConfig
-from minits.supervision import Exact, Example, Roomy, Row, collate, encode_example
-from minits.tasks import Task, draw_example
-from minits.thinking import Batch, ThinkingStates
 from minits.checkpoint.tokenizer import Tokenizer
+from minits.fast.flat_batch import FlatBatch
+from minits.fast.layouts import BucketedSizes, ExactSizes
+from minits.methods.method import Method
+from minits.supervision import Example, Row
+from minits.tasks.task import Task
+from minits.thinking import ThinkingConfig
+from minits.training import distributed
+from minits.training.recipe import TrainSettings
 
+# What asks a training to stop. (Windows has no SIGHUP.)
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
 POOL = 8  # steps whose samples are drawn together
 
 
-class Stream(Dataset):
-    """This process's share of the samples of every step; as a data set, of every pool."""
+class SampleStream(Dataset):
+    """This process's share of the samples of every step. As a data set: of every pool."""
 
-    def __init__(self, config: TrainConfig, task: Task, tokenizer: Tokenizer, model: ThinkingStates) -> None:
-        self.config, self.task, self.tokenizer, self.thinking = config, task, tokenizer, model.config
-        self.positions = model.backbone.config.max_position_embeddings
-        self.cuda, least = config.device.startswith("cuda"), int(config.method == "thinking")
-        self.sizes = Roomy(least) if self.cuda else Exact(least)  # graphs and compiled layers need shapes that repeat
-        # On CUDA another process draws samples ahead. A thread would take Python's lock from the launches: of every 8 steps
-        # of 0.26 s on each of two H200s 1 s was lost.
+    def __init__(
+        self,
+        settings: TrainSettings,
+        task: Task,
+        method: Method,
+        tokenizer: Tokenizer,
+        config: ThinkingConfig,
+        positions: int,  # of the model: a sample must fit
+        stage: int = 0,
+    ) -> None:
+        self.settings, self.task, self.method = settings, task, method
+        self.tokenizer, self.config = tokenizer, config
+        self.positions, self.stage = positions, stage
+        self.cuda = settings.device.startswith("cuda")
+        sizes = BucketedSizes if self.cuda else ExactSizes
+        self.sizes = sizes(least=int(method.thinks))
+        # On CUDA another process draws samples ahead. A thread would take Python's lock from the
+        # launches: of every 8 steps of 0.26 s on each of two H200s 1 s was lost.
         self.workers = int(self.cuda)
         self.pools: dict[int, list[list[Row]]] = {}  # the current one
 
     def __getitem__(self, number: int) -> list[list[Row]] | ValueError:
-        """Pool `number`, or the error that it met, which a worker cannot raise in its own words."""
+        """Pool `number`, or the error that it met: a worker cannot raise it in its own words."""
         try:
             return self.pool(number)
         except ValueError as error:
@@ -48,25 +65,27 @@ class Stream(Dataset):
             self.pools = {number: self.draw_pool(number)}
         return self.pools[number]
 
-    def draw_pool(self, pool: int) -> list[list[Row]]:
+    def draw_pool(self, number: int) -> list[list[Row]]:
         """The samples of POOL steps.
 
-        For one sample a row, all are sorted by length and cut into batches, so that rows need little padding. Otherwise
-        every batch gets its share of short and long ones, so that all have about as many tokens (their shapes repeat
-        with less filling up), and no process encodes the others' samples.
+        For one sample a row, all are sorted by length and cut into batches, so that rows need
+        little padding. Otherwise every batch gets its share of short and long ones, so that all
+        have about as many tokens, and no process encodes the others' samples.
         """
-        size, rng = self.config.batch_size, random.Random(f"{self.config.seed}/pool/{pool}")
-        samples = [(i, self.example(i)) for i in range(pool * POOL * size, (pool + 1) * POOL * size)]
-        if self.config.layout == "rows":
-            rows = sorted((self.row(*sample) for sample in samples), key=lambda row: len(row.ids))
-            cut = [rows[i:i + size] for i in range(0, len(rows), size)]
-            rng.shuffle(cut)
-            return [self.own(batch) for batch in cut]
-        samples.sort(key=lambda sample: sample[1].size)
-        dealt = [self.own(samples[i::POOL]) for i in range(POOL)]
-        for each in (dealt, *dealt):
+        size = self.settings.batch_size
+        rng = random.Random(f"{self.settings.seed}/pool/{number}")
+        first = number * POOL * size
+        samples = [(i, self.example(i)) for i in range(first, first + POOL * size)]
+        if self.settings.layout == "rows":
+            rows = sorted((self.row(*each) for each in samples), key=lambda row: len(row.ids))
+            batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+            rng.shuffle(batches)
+            return [self.own(batch) for batch in batches]
+        samples.sort(key=lambda each: each[1].size)
+        shares = [self.own(samples[i::POOL]) for i in range(POOL)]
+        for each in (shares, *shares):
             rng.shuffle(each)
-        return [[self.row(*sample) for sample in share] for share in dealt]
+        return [[self.row(*each) for each in share] for share in shares]
 
     @staticmethod
     def own(samples: list) -> list:
@@ -75,55 +94,91 @@ class Stream(Dataset):
         So all processes get about as many tokens, and wait little for one another.
         """
         rank, world = distributed.rank(), distributed.world()
-        return [sample for i, sample in enumerate(samples)
-                if rank == (world - 1 - i % world if i // world % 2 else i % world)]
+        back_and_forth = [*range(world), *reversed(range(world))]
+        return [
+            sample
+            for i, sample in enumerate(samples)
+            if back_and_forth[i % (2 * world)] == rank
+        ]
 
     def example(self, index: int) -> Example:
-        """Sample number `index` as the task draws it."""
-        return draw_example(self.task, seed=self.config.seed, split="train", index=index,
-                            operations=(1, self.config.max_ops))
+        """Sample number `index`. A finite split is gone through in a new order every epoch."""
+        split, seed = self.task.splits[0], self.settings.seed
+        size = self.task.size(split)
+        if size is not None:
+            epoch, place = divmod(index, size)
+            index = epoch_order(seed, epoch, size)[place]
+        return self.task.example(split, index, seed)
 
     def row(self, index: int, example: Example) -> Row:
-        """Sample number `index`, encoded. Raises ValueError if it has more tokens than the model has positions."""
-        row = encode_example(example, self.tokenizer, self.thinking, method=self.config.method,
-                             max_thought_tokens=self.config.max_thought_tokens, name=f"training row {index}")
+        """Sample number `index`, encoded. Raises ValueError if the model has too few positions."""
+        name = f"training row {index}"
+        row = self.method.encode(example, self.tokenizer, self.config, name, self.stage)
         if len(row.ids) - 1 > self.positions:
-            raise ValueError(f"{row.name} has {len(row.ids)} tokens, the model has {self.positions} positions "
-                             "(max_position_embeddings). Lower --max-ops.")
+            raise ValueError(
+                f"{row.name} has {len(row.ids)} tokens, the model has {self.positions} positions "
+                "(max_position_embeddings). Train on shorter examples (--max-ops)."
+            )
         return row
 
-    def parts(self, rows: list[Row]) -> list[Batch]:
+    def parts(self, rows: list[Row]) -> list[FlatBatch]:
         """A step's samples in `accumulate` batches, in memory from which a card can take them."""
-        config, size = self.config, -(-len(rows) // self.config.accumulate)
-        parts = [collate(rows[i:i + size], self.thinking, layout=config.layout, row_tokens=config.row_tokens,
-                         sizes=self.sizes) for i in range(0, len(rows), size)]
-        return [part.map(torch.Tensor.pin_memory) for part in parts] if self.cuda else parts
+        size = -(-len(rows) // self.settings.accumulate)
+        how = {name: getattr(self.settings, name) for name in ("layout", "row_tokens")}
+        parts = [
+            self.method.collate(rows[i : i + size], self.config, sizes=self.sizes, **how)
+            for i in range(0, len(rows), size)
+        ]
+        return [part.map(Tensor.pin_memory) for part in parts] if self.cuda else parts
 
-    def ahead(self, first: int) -> Iterator[tuple[list[Row], list[Batch]]]:
-        """Samples and batches of the steps from `first` to the last.
+    def ahead(self, first: int, end: int) -> Iterator[tuple[list[Row], list[FlatBatch]]]:
+        """Samples and batches of the steps first … end - 1. Raises as `rows`.
 
-        On CUDA, where shapes are to repeat, the first ones are made once before: the sizes then have grown before the first
-        step, whose graph or compiled layers serve the later ones too.
+        On CUDA, where shapes are to repeat, the first ones are made once before: the sizes then
+        have grown before the first step, whose graph or compiled layers serve the later ones too.
         """
-        numbers, last = range(first // POOL, -(-self.config.steps // POOL)), self.config.steps
-        loader = DataLoader(self, batch_size=None, sampler=numbers, num_workers=self.workers, collate_fn=as_it_is,
-                            worker_init_fn=ignore_signals)
+        numbers = range(first // POOL, -(-end // POOL))
+        loader = DataLoader(
+            self,
+            batch_size=None,
+            sampler=numbers,
+            num_workers=self.workers,
+            collate_fn=as_it_is,
+            worker_init_fn=ignore_signals,
+        )
+        error = None
         for number, pool in zip(numbers, loader):
             if isinstance(pool, ValueError):
-                raise pool
+                error = pool
+                break
             if self.cuda and number == numbers[0]:
                 for rows in pool:
                     self.parts(rows)
-            for rows in pool[max(first - number * POOL, 0):last - number * POOL]:
+            start = number * POOL
+            for rows in pool[max(first - start, 0) : end - start]:
                 yield rows, self.parts(rows)
+        # Not within the loop: the traceback would keep the loader, and so its worker, alive.
+        if error:
+            raise error
+
+
+@lru_cache(maxsize=2)  # a pool may lie in two epochs
+def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
+    """The order in which an epoch goes through a split of `size` examples."""
+    order = list(range(size))
+    random.Random(f"{seed}/epoch/{epoch}").shuffle(order)
+    return order
 
 
 def as_it_is(pool: list[list[Row]]) -> list[list[Row]]:
-    """What the loader gets: it would look for tensors in it otherwise."""
+    """What the loader makes of a pool: nothing. It would look for tensors in it otherwise."""
     return pool
 
 
 def ignore_signals(_worker: int) -> None:
-    """A signal to the whole group (Ctrl-C, a closed terminal) is for the training, which ends its worker itself."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    """A signal to the whole group (Ctrl-C, a closed terminal) is for the training alone.
+
+    The training ends its worker itself.
+    """
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,0 +1,75 @@
+"""`run.py eval`: free-running accuracy of a trained run on fresh examples."""
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minits.checkpoint.files import present
+from minits.cli.flags import Output, add_flags, note, take
+from minits.cli.sources import describe_model, open_model, trained_task
+from minits.generation import PREFILLS, GenerationConfig
+from minits.lab.provenance import record
+from minits.methods import make_method
+from minits.settings import setting
+from minits.tasks import check_options, make_task, options_of
+from minits.training.recipe import Machine
+from minits.training.scoring import describe, draw_rows, evaluate, with_room
+
+WORDS = "evaluate a trained run on a task"
+OPTIONS = ("task",)
+
+
+OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
+
+
+@dataclass(frozen=True)
+class EvalFlags(Output, Machine):
+    """What `run.py eval` takes beside the task's options."""
+
+    task: str | None = setting(None, "the task; default: as in training", positional=True)
+    run: str | None = setting(None, "run or model folder; default: the newest, else what ships")
+    samples: int = setting(500, "number of examples", least=1)
+    seed: int = setting(0, "seed of the examples")
+    batch_size: int = setting(64, "rows a batch; the answers do not depend on it", least=1)
+    # As in training: in state tracking nearly every chunk thinks, so there is little to guess.
+    prefill: str = setting("sequential", "how prompts are read: the same answers", choices=PREFILLS)
+    plain: bool = setting(False, "the plain path, without kernels and graphs (cuda)")
+    out: str | None = setting(None, "file for the predictions, as JSON lines")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags of the command."""
+    add_flags(parser, EvalFlags)
+    add_flags(parser, GenerationConfig, omit=OWN)
+
+
+def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Free-running accuracy of a run on fresh examples."""
+    flags = take(given, EvalFlags)
+    config = replace(take(given, GenerationConfig), prefill=flags.prefill)
+    if flags.task:
+        check_options(flags.task, given)
+    out = Path(flags.out) if flags.out else None
+    if out and not out.absolute().parent.is_dir():
+        raise FileNotFoundError(
+            f"--out {out}: its folder does not exist; make it first, or name another file."
+        )
+    if out and present(out):
+        raise ValueError(f"--out {out} exists. Nothing is overwritten: name another file.")
+    engine, tokenizer, about, folder = open_model(flags)
+    trained = trained_task(folder, about, flags.task)
+    check_options(trained.name, given)
+    task, split = trained.evaluated(given)
+    make_task(task.name, **options_of(task))  # names a value that cannot be
+    method, seed = make_method(about.get("method", "thinking")), flags.seed
+    rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
+    config = with_room(engine, rows, config)
+    note(f"model {folder}: {describe_model(about)}")
+    if about.get("task") not in (None, task.name):
+        note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
+    report = evaluate(
+        engine, tokenizer, task, method, rows, config,
+        batch_size=flags.batch_size, predictions=out,
+    )
+    print(describe(report), flush=True)
+    return record(report.record(), device=str(engine.device), seed=seed), 0

@@ -1,0 +1,78 @@
+"""Flags from dataclass fields: their names, types, defaults, choices and words."""
+import argparse
+import sys
+from collections.abc import Iterable
+from dataclasses import Field, dataclass, fields
+from typing import Any, get_args, get_type_hints
+
+from minits.settings import check_settings, flag, setting
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal that is not part of the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Output:
+    """How a command tells its result."""
+
+    json: bool = setting(False, "make the last line of stdout one JSON object", free=True)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Where weights come from."""
+
+    model: str | None = setting(None, "model folder or hub id")
+    revision: str | None = setting(None, "branch, tag or commit of a hub id")
+
+
+def add_flags(parser: Any, config: type, omit: Iterable[str] = ()) -> None:
+    """A flag for each setting of the dataclass `config` but those called `omit`."""
+    for each in fields(config):
+        if each.name not in omit and "text" in each.metadata:
+            add_flag(parser, each, get_type_hints(config)[each.name])
+
+
+def add_flag(parser: Any, each: Field, hint: Any) -> None:
+    """The flag of one setting.
+
+    One that is not given is left out of the namespace: the dataclass alone knows a default.
+    """
+    about, default = each.metadata, each.default
+    kind = (get_args(hint) or [hint])[0]  # str for `str` and for `str | None`
+    choices, text = about.get("choices"), about["text"]
+    if about.get("positional"):
+        # argparse holds even a default that is left out against the choices (Python 3.11).
+        names, how = [each.name], {"nargs": "?", "metavar": each.name.upper()}
+        text += f": {', '.join(choices)}" if choices else ""
+        how["default"] = default if choices else argparse.SUPPRESS
+    elif kind is bool:
+        parser.add_argument(flag(each.name), action="store_true", help=text)
+        return
+    else:
+        names, how = [flag(each.name)], {"type": kind}
+        how["metavar"] = None if choices else kind.__name__.upper()
+    text += "" if default is None else f" (default: {default})"
+    parser.add_argument(*names, help=text, choices=choices, **how)
+
+
+def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: str) -> None:
+    """The options of all tasks or methods in `table`, each flag once, under those who have it."""
+    owners: dict[str, list[str]] = {}
+    for name, each in table.items():
+        for option in fields(each):
+            owners.setdefault(option.name, []).append(name)
+    for names in dict.fromkeys(map(tuple, owners.values())):
+        group = parser.add_argument_group(f"options of the {kind} {', '.join(names)}")
+        theirs = [option for option, having in owners.items() if tuple(having) == names]
+        owner = table[names[0]]
+        add_flags(group, owner, {each.name for each in fields(owner)}.difference(theirs))
+
+
+def take(given: dict[str, Any], config: type) -> Any:
+    """The settings of `config` among the flags that were given, which are taken out of them."""
+    own = {each.name for each in fields(config)}
+    mine = {name: given.pop(name) for name in list(given) if name in own}
+    return check_settings(config(**mine), flag)

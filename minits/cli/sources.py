@@ -1,0 +1,103 @@
+"""Run folders and checkpoints as commands find them."""
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
+from minits.checkpoint.files import listing
+from minits.checkpoint.tiny import ASSETS
+from minits.checkpoint.tokenizer import Tokenizer
+from minits.checkpoint.weights import CHOICES, load_checkpoint
+from minits.fast.accelerate import accelerate
+from minits.tasks import TASKS, Task, make_task
+from minits.thinking import Engine
+from minits.training.recipe import resolve_device
+from minits.training.run_folder import read_run
+
+RUNS = Path("runs")
+SHIPPED = ASSETS / "parity"
+
+
+def newest_run(task: str | None = None) -> Path:
+    """The run folder in runs/ that was saved to last, of `task` if one is named."""
+    found = []
+    for folder in RUNS.glob("*/"):
+        checkpoints = finished_checkpoints(folder)
+        if checkpoints and (task is None or read_run(folder)[0].task == task):
+            found.append((checkpoints[-1].stat().st_mtime, folder))
+    if not found:
+        of_task = f" of {task}" if task else ""
+        raise FileNotFoundError(
+            f"no run{of_task} with a checkpoint in {RUNS.absolute()} (it holds {listing(RUNS)}). "
+            f"Train one with: python run.py train {task or 'parity'}"
+        )
+    return max(found)[1]
+
+
+def run_folder(name: str | None) -> Path:
+    """The folder given by --run, which is never looked for on the hub.
+
+    Without a name: the newest run, or the checkpoint that ships.
+    """
+    if not name:
+        with suppress(FileNotFoundError):
+            return newest_run()
+        return SHIPPED
+    folder = Path(name)
+    if not folder.is_dir():
+        near = folder.parent
+        raise FileNotFoundError(f"--run {name}: no such folder ({near} holds {listing(near)}).")
+    return folder
+
+
+class Opened(NamedTuple):
+    """A model as a command asked for it."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    about: dict[str, Any]  # thinking.json
+    folder: Path  # of the run, or of the model
+
+
+def open_model(flags: Any) -> Opened:
+    """The model that --model, --run, --device, --dtype and --plain of a command name."""
+    device, dtype = resolve_device(flags.device, flags.dtype)
+    source = getattr(flags, "model", None) or run_folder(flags.run)
+    folder = resolve(source, getattr(flags, "revision", None))
+    choices = {name: getattr(flags, name, None) for name in CHOICES}
+    kind = getattr(torch, dtype)
+    model, tokenizer, about = load_checkpoint(checkpoint_of(folder), kind, device, **choices)
+    return Opened(model if flags.plain else accelerate(model), tokenizer, about, folder)
+
+
+def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -> Task:
+    """The task called `name`, with the options that the run in `folder` was trained with.
+
+    name: None for the task of the weights, as far as they tell (`about`); else Parity.
+    """
+    name = name or (about["task"] if about.get("task") in TASKS else "parity")
+    if (folder / "run.json").exists():
+        settings, task, _ = read_run(folder)
+        if settings.task == name:
+            return task
+    mine = about if about.get("task") == name else {}
+    kept = TASKS[name].kept if name in TASKS else ()
+    try:
+        options = {option: mine[option] for option in kept if option in mine}
+        return make_task(name, spell=str, **options)
+    except ValueError as error:
+        raise ValueError(f"{folder}, thinking.json: {error}") from error
+
+
+def describe_model(about: dict[str, Any]) -> str:
+    """One line on where a checkpoint comes from."""
+    if not about:
+        return "a plain Qwen2.5 without trained T and C"
+    kind = TASKS.get(about.get("task"))
+    return (
+        f"{about.get('method')} on {about.get('task')}{kind.trained_on(about) if kind else ''}, "
+        f"base {about.get('base_model')}, step {about.get('step')}, seed {about.get('seed')}, "
+        f"c = {about['chunk_size']}"
+    )

@@ -1,0 +1,174 @@
+"""`run.py train`: trains on a task and evaluates."""
+import argparse
+import json
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+from minits.checkpoint.files import listing, write_text
+from minits.cli.flags import Output, add_flags, note, take
+from minits.cli.sources import RUNS, newest_run
+from minits.lab.presets import find
+from minits.lab.provenance import record
+from minits.methods import METHODS, Method
+from minits.settings import check_settings, flag, setting
+from minits.tasks import TASKS, Task, check_options, make_task
+from minits.training import distributed, run_folder
+from minits.training.recipe import TrainSettings, complete, resolve, resolve_device
+from minits.training.session import run_training
+
+OPTIONS = ("task", "method")
+WORDS = "train on a task and evaluate, in and beyond the trained examples"
+EPILOG = "recipes (task, method, model: settings):\n" + "\n".join(
+    f"  {name}, {method}, {kind}: " + " ".join(f"{flag(k)} {v}" for k, v in recipe.items())
+    for name, task in TASKS.items()
+    for (method, kind), recipe in task.recipes.items()
+)
+
+
+@dataclass(frozen=True)
+class TrainFlags(Output):
+    """What `run.py train` takes beside the settings that make the run what it is."""
+
+    out: str | None = setting(
+        None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME", free=True
+    )
+    resume: bool = setting(
+        False, "go on from the last checkpoint in --out (default: of the newest run)"
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags of the command."""
+    add_flags(parser, TrainSettings)
+    add_flags(parser, TrainFlags)
+
+
+def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Trains, evaluates and records a run."""
+    flags = take(given, TrainFlags)
+    if flags.resume:
+        folder = Path(flags.out) if flags.out else newest_run(given.get("task"))
+        settings, task, method = resumed(folder, given)
+    else:
+        settings, task, method = chosen(given)
+        folder = new_folder(flags.out, settings)
+    lead = distributed.rank() == 0
+    log = (lambda text: print(text, flush=True)) if lead else (lambda text: None)
+    figures = run_training(settings, task, method, folder, log=log, note=note)
+    if not lead:
+        return figures, 130 if figures["interrupted"] else 0
+    if figures.get("interrupted"):
+        return figures, interrupted(figures, settings, folder)
+    figures |= {"settings": run_folder.flat(settings, task, method)}
+    figures |= {"preset": settings.preset} if settings.preset else {}
+    line = record(figures, device=settings.device, seed=settings.seed)
+    write_text(folder / "record.json", json.dumps(line) + "\n")
+    look = "" if settings.no_save else f"; look: python run.py infer --run {quote(str(folder))}"
+    accuracies = ", ".join(
+        f"{task.title(split).partition(' (')[0]} {figures[f'accuracy_{split}']:.2%}"
+        for split in task.splits[1:]
+    )
+    print(
+        f"{settings.method} on {settings.task}: {accuracies}; {figures['steps']} steps in "
+        f"{figures['train_seconds']:.0f} s on {line['machine']}{look}",
+        flush=True,
+    )
+    return line, 0
+
+
+def chosen(given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
+    """What the flags of a new run ask for."""
+    if given.get("preset"):
+        given = with_preset(given)
+    if given.get("task") is None:
+        raise ValueError(f"name a task ({', '.join(TASKS)}) or a --preset.")
+    check_options(given["task"])  # an unknown task is the first thing to say
+    settings = take(given, TrainSettings)
+    method = take(given, METHODS[settings.method])
+    task = make_task(settings.task, **given)
+    return resolve(settings, task), task, method
+
+
+def new_folder(out: str | None, settings: TrainSettings) -> Path:
+    """The folder of a new run, which must not hold anything yet."""
+    now = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{settings.task}-{settings.method}-s{settings.seed}-{now}"
+    folder = Path(out) if out else RUNS / name
+    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if taken and distributed.rank() == 0:
+        raise ValueError(
+            f"--out {folder} exists (it holds {listing(folder)}). Nothing is overwritten: name "
+            "another folder, or continue a run there with --resume."
+        )
+    return folder
+
+
+def interrupted(figures: dict[str, Any], settings: TrainSettings, folder: Path) -> int:
+    """Says how to go on; returns the exit status."""
+    again = f"python run.py train {settings.task} --out {quote(str(folder))} --resume"
+    saved = "nothing was saved (--no-save)" if settings.no_save else f"continue with: {again}"
+    note(f"interrupted after step {figures['step']}; {saved}")
+    return 130
+
+
+# What may be chosen beside a preset: none of it makes another run of it.
+FREE = {
+    each.name
+    for kind in (TrainSettings, TrainFlags)
+    for each in fields(kind)
+    if each.metadata.get("free")
+} | {"task"}
+
+
+def with_preset(given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with its preset's settings; raises ValueError for a flag that makes another run."""
+    name = given["preset"]
+    settings = find(name).settings
+    contrary = [
+        f"{flag(key)} {value} (preset: {settings.get(key, 'the default')})"
+        for key, value in sorted(given.items())
+        if (value != settings[key] if key in settings else key not in FREE)
+    ]
+    if contrary:
+        raise ValueError(
+            f"--preset {name} has its own settings, but {', '.join(contrary)} was given. Leave it "
+            "out, or give the settings without --preset."
+        )
+    tiny = given.get("model", "tiny") == "tiny"
+    if tiny != name.startswith("tiny/"):
+        raise ValueError(
+            f"--preset {name} with --model {given.get('model', 'tiny')}: presets tiny/… train the "
+            "tiny model, the others real weights (--model FOLDER or a hub id)."
+        )
+    return given | settings
+
+
+def resumed(folder: Path, given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
+    """What the run was trained with; raises ValueError if a flag contradicts it.
+
+    Only the device may change.
+    """
+    settings, task, method = run_folder.read_run(folder)
+    stored = run_folder.flat(settings, task, method)
+    contrary = [
+        f"{flag(name)} {value} (run: {stored.get(name)})"
+        for name, value in sorted(given.items())
+        if name != "device" and value != stored.get(name)
+    ]
+    if contrary:
+        raise ValueError(
+            f"--resume continues a run with its own settings, but {', '.join(contrary)} was given. "
+            "Leave it out, or start a new run."
+        )
+    try:
+        complete(settings)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder / 'run.json'}: {error} The run was made by an older version, which this one "
+            "does not continue exactly. Start a new run."
+        ) from error
+    device, dtype = resolve_device(given.get("device", settings.device), settings.dtype)
+    return check_settings(replace(settings, device=device, dtype=dtype), flag), task, method

@@ -1,0 +1,20 @@
+"""Methods: how a model is trained on examples and how it answers. `METHODS` is the table.
+
+A method of one's own is one file: a frozen dataclass that derives from `Method`, and a line here.
+"""
+from typing import Any
+
+from minits.methods.method import Method
+from minits.methods.plain import CoT, NoCoT
+from minits.methods.thinking import Thinking
+from minits.settings import check_settings, flag
+
+METHODS: dict[str, type[Method]] = {"thinking": Thinking, "no-cot": NoCoT, "cot": CoT}
+
+
+def make_method(name: str, **options: Any) -> Method:
+    """The method called `name`. Raises ValueError naming the methods there are, or an option."""
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise ValueError(f"--method {name!r} is not known; use one of {known}.")
+    return check_settings(METHODS[name](**options), flag)

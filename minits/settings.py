@@ -1,0 +1,50 @@
+"""A setting and what it means. Default, bounds and words stand in one place: its dataclass field.
+
+Flags, checks and presets are made from these fields.
+"""
+from collections.abc import Callable
+from dataclasses import MISSING, field, fields
+from typing import Any, get_args, get_type_hints
+
+
+def setting(default: Any = MISSING, text: str = "", **about: Any) -> Any:
+    """A dataclass field. text: meaning and unit.
+
+    about: least, most (bounds, both allowed), above (a bound that is not), choices (the values
+    there are), positional (no flag), free (may be chosen beside a preset).
+    """
+    return field(default=default, metadata={"text": text, **about})
+
+
+def check_settings(config: Any, spell: Callable[[str], str] = str) -> Any:
+    """`config` itself; raises ValueError for the first setting whose type or value cannot be.
+
+    spell: how the one who gave the values spells their names.
+    """
+    hints = get_type_hints(type(config))
+    for each in fields(config):
+        value, about = getattr(config, each.name), each.metadata
+        name, hint = spell(each.name), hints[each.name]
+        kinds = get_args(hint) or (hint,)
+        whole = type(value) is int and float in kinds  # does for a float
+        if "text" in about and type(value) not in kinds and not whole:
+            raise ValueError(f"{name} is {value!r}, which is no value for it.")
+        if value is None:
+            continue
+        choices = about.get("choices")
+        if choices and value not in choices:
+            known = ", ".join(map(str, choices))
+            raise ValueError(f"{name} {value!r} is not known; use one of {known}.")
+        # Written so that a value that is no number (nan) fails.
+        if "least" in about and not value >= about["least"]:
+            raise ValueError(f"{name} {value}: must be at least {about['least']}.")
+        if "above" in about and not value > about["above"]:
+            raise ValueError(f"{name} {value}: must be more than {about['above']}.")
+        if "most" in about and not value <= about["most"]:
+            raise ValueError(f"{name} {value}: must be at most {about['most']}.")
+    return config
+
+
+def flag(name: str) -> str:
+    """How the command line spells a setting."""
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,86 @@
+"""What training and evaluation need of a task."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol
+
+from minits.supervision import Example
+
+
+class Task(Protocol):
+    """What training and evaluation need. The fields of the dataclass are the task's options."""
+
+    name: ClassVar[str]
+    # What is trained on, then the named evaluation sets.
+    splits: ClassVar[tuple[str, ...]]
+    unit: ClassVar[str] = "steps"  # what Example.size counts
+    bucket: ClassVar[int | None] = None  # how many units share a line of a report; None: no lines
+    # The words that every answer begins with; what a model says before them is not its answer.
+    opening: ClassVar[str] = ""
+    # Good settings (fields of TrainSettings) by (method, kind of model). Method "*": any other;
+    # kind: "tiny" for the model made on the spot, "real" for pretrained weights.
+    recipes: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
+
+    kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
+    # Options that `data` describes the supervision with, unless its flags say otherwise.
+    data_options: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def data_key(self) -> str:
+        """All that the examples depend on, spelled out: their random numbers are seeded with it."""
+        return repr(self)
+
+    def check(self) -> None:
+        """Raises ValueError for options that do not go together."""
+
+    def title(self, split: str) -> str:
+        """A split in words, for reports."""
+        return split
+
+    @classmethod
+    def trained_on(cls, about: dict[str, Any]) -> str:
+        """What a checkpoint's thinking.json says of the options that are `kept`, in words."""
+        return ""
+
+    def demo(self) -> Example:
+        """The example that `infer` shows where no prompt is given."""
+        return self.example(self.splits[-1], 0, 0)
+
+    def size(self, split: str) -> int | None:
+        """Its number of examples; None: endless."""
+        return None
+
+    def example(self, split: str, index: int, seed: int) -> Example:
+        """Example number `index` of a split: a function of its arguments and the task's options.
+
+        Of an endless split any index and seed give another example; of a finite one the seed
+        changes nothing.
+        """
+        ...
+
+    def score(self, text: str, example: Example) -> dict[str, Any]:
+        """`answer`: what was taken out of the generated text; `right`; and what else counts."""
+        answer = extract_answer(text, self.opening)
+        return {"answer": answer, "right": answer == example.answer}
+
+    def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
+        """(task, split) that `eval` looks at, given the options among its flags."""
+        return replace(self, **given), self.splits[-1]
+
+    def sized(self, size: int | None) -> Task:
+        """What `data` shows an example of, given its --ops."""
+        if size is not None:
+            raise ValueError(f"--ops {size}: {self.name} has no such option; leave it out.")
+        return self
+
+
+def extract_answer(text: str, opening: str) -> str:
+    """The answer in a generated text: from the last `opening` on, behind any chain of thought."""
+    start = text.rfind(opening)
+    return (text[start:] if start >= 0 else text).strip()
+
+
+def summary(task: Task, sizes: Sequence[int]) -> str:
+    """The range of example sizes in words: "1 … 10 operations"."""
+    return f"{min(sizes)} … {max(sizes)} {task.unit}"

@@ -1,0 +1,383 @@
+"""Bad input costs one line, says what was found and what to do, and changes no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cli_helpers import EVAL, INFER, PROMPT, SHORT, TRAIN, call
+
+RESUME = ["train", "--resume", "--out"]
+RESUME_PARITY = ["train", "parity", "--resume", "--out"]
+no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is there")
+
+# name -> command line, and what the message must hold: what was found, and what to do.
+PROMPTS = {
+    "empty prompt": ([*INFER, ""], ["empty", "Give at least one character"]),
+    "prompt beyond the positions": (
+        [*INFER, "The" + " coin" * 2100],
+        ["2101 tokens", "2048", "Shorten"],
+    ),
+    "new tokens beyond the positions": (
+        [*INFER, PROMPT, "--max-new-tokens", "9999"],
+        ["2048", "lower max_new_tokens to"],
+    ),
+    "a later prompt of a file too long": (
+        [*INFER, "--file", "good-then-long.txt"],
+        ["prompt 1", "2101 tokens", "Shorten"],
+    ),
+    "word outside the vocabulary": (
+        [*INFER, "The coin sings"],
+        ["' sings'", "Use these words", "--model"],
+    ),
+    "prompt and file": (
+        [*INFER, PROMPT, "--file", "empty.txt"],
+        ["PROMPT", "--file", "use one of them"],
+    ),
+    "no such file": ([*INFER, "--file", "nope.txt"], ["nope.txt", "no such file", "empty.txt"]),
+    "file without a prompt": (
+        [*INFER, "--file", "empty.txt"],
+        ["empty.txt", "no prompt", "write one a line"],
+    ),
+    "file that is not UTF-8": (
+        [*INFER, "--file", "latin1.txt"],
+        ["latin1.txt", "UTF-8", "Convert"],
+    ),
+    "folder as a file": ([*INFER, "--file", "filled"], ["filled is a folder", "thesis.txt"]),
+    "prompt that is not UTF-8": (
+        [*INFER, "The coin \udcff"],
+        ["'The coin \\udcff' is not UTF-8", "Convert"],
+    ),
+}
+INFER_FLAGS = {
+    "no new tokens": (
+        [*INFER, PROMPT, "--max-new-tokens", "0"],
+        ["--max-new-tokens 0", "at least 1"],
+    ),
+    "no thought tokens": (
+        [*INFER, PROMPT, "--max-thought-tokens", "0"],
+        ["--max-thought-tokens 0", "at least 1"],
+    ),
+    "thoughts longer than the positions": (
+        [*INFER, PROMPT, "--max-thought-tokens", "4000"],
+        ["4000", "1 … 2040"],
+    ),
+    "no chunk to look ahead": (
+        [*INFER, PROMPT, "--lookahead", "0"],
+        ["--lookahead 0", "at least 1"],
+    ),
+    "unknown prefill": (
+        [*INFER, PROMPT, "--prefill", "nope"],
+        ["--prefill", "'nope'", "speculative", "sequential"],
+    ),
+    "unknown draft": (
+        [*INFER, PROMPT, "--draft", "nope"],
+        ["--draft", "'nope'", "trivial", "carry"],
+    ),
+    "unknown think": (
+        [*INFER, PROMPT, "--think", "perhaps"],
+        ["--think", "'perhaps'", "auto", "on", "off"],
+    ),
+    "unknown dtype": (
+        [*INFER, PROMPT, "--dtype", "float16"],
+        ["--dtype", "'float16'", "float32", "bfloat16", "float64"],
+    ),
+    "run and model": ([*INFER, PROMPT, "--model", "plain"], ["--run", "--model", "name one"]),
+    "chunk size against training": (
+        [*INFER, PROMPT, "--chunk-size", "4"],
+        ["chunk_size 4", "trained with 8", "leave it out"],
+    ),
+}
+INFER_FOLDERS = {
+    "no such run": (
+        ["infer", PROMPT, "--run", "nope"],
+        ["--run nope", "no such folder", "empty.txt"],
+    ),
+    "no such model": (
+        ["infer", PROMPT, "--model", "./nope"],
+        ["./nope", "empty.txt", "Give a folder"],
+    ),
+    "folder without weights": (
+        ["infer", PROMPT, "--model", "no-weights"],
+        ["no model.safetensors", "it holds config.json"],
+    ),
+    "folder without config": (
+        ["infer", PROMPT, "--model", "filled"],
+        ["no config.json", "it holds thesis.txt"],
+    ),
+    "truncated shard": (
+        ["infer", PROMPT, "--model", "truncated"],
+        ["model-00002-of-00002", "no whole safetensors file", "Download it again"],
+    ),
+    "Git-LFS pointer": (
+        ["infer", PROMPT, "--model", "pointer"],
+        ["Git-LFS pointer", "git lfs pull"],
+    ),
+    "weights whose thinking.json was changed": (
+        ["infer", "--model", "unsized"],
+        ["thinking.json", "max_ops is None"],
+    ),
+    "infer without thinking.json": (
+        ["infer", PROMPT, "--run", "unlabelled"],
+        ["no thinking.json"],
+    ),
+}
+DEVICES = {
+    "no CUDA": (
+        [*INFER, PROMPT, "--device", "cuda"],
+        ["--device cuda", "no CUDA", "--device cpu"],
+    ),
+    "no CUDA to train on": (
+        [*TRAIN, "--device", "cuda"],
+        ["--device cuda", "no CUDA", "--device cpu"],
+    ),
+    "MPS": ([*INFER, PROMPT, "--device", "mps"], ["--device mps", "only cpu and cuda"]),
+    "no number of a card": (
+        [*INFER, PROMPT, "--device", "cpu:x"],
+        ["--device cpu:x", "number of a card"],
+    ),
+}
+TRAIN_FLAGS = {
+    "no task": (["train"], ["parity, vars", "--preset"]),
+    "unknown task": (["train", "pairty"], ["'pairty'", "parity, vars"]),
+    "unknown preset": (
+        ["train", "--preset", "table9/x"],
+        ["table9/x", "table1/vars-20-thinking"],
+    ),
+    "preset and another setting": (
+        ["train", "--preset", "tiny/parity-cot", "--steps", "7"],
+        ["steps 7 (preset: 400)"],
+    ),
+    "preset of real weights on the tiny model": (
+        ["train", "--preset", "table1/parity-10-cot"],
+        ["--model tiny", "FOLDER"],
+    ),
+    "layout": ([*TRAIN, "--layout", "heap"], ["--layout", "'heap'", "rows", "pack", "long_rows"]),
+    "unknown method": (
+        [*TRAIN, "--method", "nope"],
+        ["--method", "'nope'", "thinking", "no-cot", "cot"],
+    ),
+    "negative weight": (
+        [*TRAIN, "--thought-weight", "-1"],
+        ["--thought-weight -1.0", "at least 0"],
+    ),
+    "weight that is no number": (
+        [*TRAIN, "--weight-decay", "nan"],
+        ["--weight-decay nan", "at least 0"],
+    ),
+    "seed of too many bits": (
+        [*TRAIN, "--seed", str(2**63)],
+        [f"--seed {2**63}", f"at most {2**63 - 1}"],
+    ),
+    "decay": ([*TRAIN, "--decay", "2"], ["--decay 2.0", "at most 1"]),
+    "decay below nothing": ([*TRAIN, "--decay", "-1"], ["--decay -1.0", "at least 0"]),
+    "chunk size 0": ([*TRAIN, "--chunk-size", "0"], ["--chunk-size 0", "at least 1"]),
+    "chunk size beyond the model": (
+        [*TRAIN, "--chunk-size", "5000"],
+        ["chunk size 5000", "1 … 1024"],
+    ),
+    "no steps": ([*TRAIN, "--steps", "0"], ["--steps 0", "at least 1"]),
+    "negative rate": ([*TRAIN, "--lr", "-1"], ["--lr -1.0", "more than 0"]),
+    "rate that is no number": ([*TRAIN, "--lr", "nan"], ["--lr nan", "more than 0"]),
+    "rate beyond all numbers": ([*TRAIN, "--lr", "inf"], ["--lr inf", "at most 1e+30"]),
+    "word for a number": ([*TRAIN, "--lr", "abc"], ["--lr", "'abc'"]),
+    "fraction of a step": ([*TRAIN, "--steps", "1.5"], ["--steps", "'1.5'"]),
+    "flag without value": ([*TRAIN, "--lr"], ["--lr", "expected one argument"]),
+    "layers out of order": ([*TRAIN, "--inject-after", "9"], ["inject_after 9", "<= 4"]),
+    "training in float64": (
+        [*TRAIN, "--dtype", "float64"],
+        ["--dtype float64", "float32", "bfloat16"],
+    ),
+    "option of another task": (
+        [*TRAIN, "--modulus", "7"],
+        ["--modulus: the task parity has no such option"],
+    ),
+    "no operation to train on": ([*TRAIN, "--max-ops", "0"], ["--max-ops 0", "at least 1"]),
+    "evaluation of less than no operations": (
+        [*TRAIN, "--eval-max-ops", "-3"],
+        ["--eval-max-ops -3", "at least 0"],
+    ),
+    "variables beyond the vocabulary": (
+        ["train", "vars", "--steps", "1", *SHORT, "--variables", "12"],
+        ["' i'", "vocabulary"],
+    ),
+    "training rows beyond the positions": ([*TRAIN, "--max-ops", "900"], ["2048"]),
+    "evaluation beyond the positions": (
+        [*TRAIN, "--eval-max-ops", "2000"],
+        ["--eval-max-ops 2000", "2048"],
+    ),
+    "thoughts beyond the positions": (
+        [*TRAIN, "--max-thought-tokens", "4000"],
+        ["4000", "2040"],
+    ),
+    "long rows beyond the positions": (
+        [*TRAIN, "--layout", "long_rows", "--row-tokens", "4096"],
+        ["4096", "2048"],
+    ),
+}
+TRAIN_FOLDERS = {
+    "out is not empty": (
+        [*TRAIN, "--out", "filled"],
+        ["--out filled", "thesis.txt", "Nothing is overwritten", "--resume"],
+    ),
+    "out is a finished run": (
+        [*TRAIN, "--out", "trained"],
+        ["--out trained", "record.json", "--resume"],
+    ),
+    "out is a file": (
+        [*TRAIN, "--out", "empty.txt"],
+        ["--out empty.txt", "it is a file", "name another folder"],
+    ),
+    "out is below a file": (
+        [*TRAIN, "--out", "empty.txt/run"],
+        ["empty.txt/run cannot be made", "--out"],
+    ),
+    "resume in a folder not ours": (
+        [*RESUME_PARITY, "filled"],
+        ["filled is not a run", "--out"],
+    ),
+    "resume in a folder not there": ([*RESUME_PARITY, "nope"], ["nope is not a run", "--out"]),
+    "resume without any run": (
+        ["train", "parity", "--resume"],
+        ["no run of parity", "python run.py train parity"],
+    ),
+    "resume with other settings": (
+        [*RESUME_PARITY, "trained", "--lr", "0.5"],
+        ["--lr 0.5", "run: 0.003", "Leave it out"],
+    ),
+    "resume with another task": (
+        ["train", "vars", "--out", "trained", "--resume"],
+        ["vars", "run: parity", "start a new run"],
+    ),
+    "resume from a torn state": ([*RESUME_PARITY, "torn"], ["training_state.pt"]),
+    "resume with an emptied state": (
+        [*RESUME, "emptied"],
+        ["training_state.pt is damaged", "new run"],
+    ),
+    "resume with a state that is none": ([*RESUME, "stateless"], ["is damaged (KeyError)"]),
+    "resume without thinking.json": ([*RESUME, "unlabelled"], ["no thinking.json"]),
+    "resume to fewer steps": ([*RESUME, "shorter"], ["past the 2 steps", "run.json"]),
+    "resume with a word for a number": ([*RESUME, "wordy"], ["run.json: steps is 'many'"]),
+    "resume with a word for an option": (
+        [*RESUME, "worded option"],
+        ["run.json: ", "ops", "'many'"],
+    ),
+    "resume with a fraction for an option": (
+        [*RESUME, "broken option"],
+        ["run.json: ", "ops", "2.5"],
+    ),
+    "resume with another layer": (
+        [*RESUME, "relayered"],
+        ["inject_after 2", "trained with 1"],
+    ),
+    "resume with other chunks": ([*RESUME, "rechunked"], ["chunk_size 4", "trained with 8"]),
+    "resume with a negative number": ([*RESUME, "negative"], ["run.json: warmup -5", "at least 0"]),
+    "resume without a number": ([*RESUME, "undecided"], ["older version", "new run"]),
+}
+OTHERS = {
+    "eval of an unknown task": (["eval", "pairty"], ["'pairty'", "parity, vars"]),
+    "eval of no run": (
+        ["eval", "parity", "--run", "nope"],
+        ["--run nope", "no such folder", "empty.txt"],
+    ),
+    "eval without samples": ([*EVAL, "--samples", "0"], ["--samples 0", "at least 1"]),
+    "eval without rows a batch": ([*EVAL, "--batch-size", "0"], ["--batch-size 0", "at least 1"]),
+    "eval with lengths exchanged": (
+        [*EVAL, "--min-ops", "13"],
+        ["--min-ops 13", "--max-ops 12", "exchange"],
+    ),
+    "eval beyond the positions": (
+        [*EVAL, "--min-ops", "900", "--max-ops", "900"],
+        ["2048"],
+    ),
+    "eval into a folder not there": (
+        [*EVAL, "--out", "nope/predictions.jsonl"],
+        ["--out nope/predictions.jsonl", "folder does not exist"],
+    ),
+    "eval into a file that is there": (
+        [*EVAL, "--out", "filled/thesis.txt"],
+        ["thesis.txt exists", "another file"],
+    ),
+    "data of an unknown task": (["data", "pairty"], ["'pairty'", "parity, vars"]),
+    "data with chunk size 0": (
+        ["data", "parity", "--chunk-size", "0"],
+        ["--chunk-size 0", "at least 1"],
+    ),
+    "data of no examples": (["data", "parity", "--samples", "0"], ["--samples 0", "at least 1"]),
+    "data of less than no operations": (
+        ["data", "parity", "--ops", "-1"],
+        ["--ops -1", "at least 0"],
+    ),
+    "data of an example before the first": (
+        ["data", "parity", "--index", "-1"],
+        ["--index -1", "at least 0"],
+    ),
+    "drafts of a plain model": (
+        ["bench", "drafts", "--run", "plain"],
+        ["--run plain", "not trained to think", "method thinking"],
+    ),
+    "bench of a small vocabulary": (
+        ["bench", "decode", "--model", "plain"],
+        ["1000 ids", "260", "bench drafts"],
+    ),
+    "bench without a call": (
+        ["bench", "decode", "--model", "plain", "--repeats", "0"],
+        ["--repeats 0", "at least 1"],
+    ),
+    "report into a file without marks": (
+        ["report", "--write", "empty.txt"],
+        ["empty.txt", "begin"],
+    ),
+}
+BAD = PROMPTS | INFER_FLAGS | INFER_FOLDERS | DEVICES | TRAIN_FLAGS | TRAIN_FOLDERS | OTHERS
+MARKS = {"no CUDA": no_cuda, "no CUDA to train on": no_cuda}
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    """Every path under `folder` and every file's bytes."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def before(world) -> dict[str, bytes | None]:
+    """What `world` holds before the first bad command."""
+    return snapshot(world)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [pytest.param(*case, id=name, marks=MARKS.get(name, ())) for name, case in BAD.items()],
+)
+def test_bad_input_is_told_in_one_line_with_status_2_and_changes_no_file(
+    arguments, words, before, inside
+):
+    status, out, err = call(*arguments)
+    after = snapshot(inside)
+    assert [word for word in words if word not in err] == []
+    assert status == 2 and "Traceback" not in out + err
+    assert after == before
+    assert out == ""
+    assert err.startswith(f"run.py {arguments[0]}: ")
+    assert err.endswith("\n") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["infer", "--no-such-flag"], ["--no-such-flag"], id="unknown flag"),
+        pytest.param(["dance"], ["'dance'", "train"], id="unknown command"),
+        pytest.param([], ["COMMAND"], id="no command"),
+    ],
+)
+def test_a_misused_command_line_is_told_in_one_line_that_names_the_help(
+    arguments, words, before, inside
+):
+    status, out, err = call(*arguments)
+    assert status == 2 and out == "" and err.startswith("run.py") and "Traceback" not in err
+    assert [word for word in [*words, "--help"] if word not in err] == []
+    assert err.endswith("\n") and err.count("\n") == 1
+    assert snapshot(inside) == before

@@ -1,0 +1,82 @@
+"""`run.py eval` and `run.py data`: which examples they look at, and what they say of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from cli_helpers import EVAL, call, result
+
+from minits.tasks.parity import Parity
+
+EVAL_ANY_LENGTH = [
+    *["eval", "parity", "--run", "trained", "--samples", "6"],
+    *["--max-thought-tokens", "4", "--json"],
+]
+
+
+# -- eval ------------------------------------------------------------------------------------------
+
+
+def test_eval_of_a_run_repeats_the_report_of_its_training(inside, tmp_path):
+    record = json.loads((inside / "trained" / "record.json").read_text())
+    file = tmp_path / "predictions.jsonl"
+    lengths = ["--min-ops", "1", "--max-ops", "10"]
+    status, out, _ = call(*EVAL, "--samples", "4", *lengths, "--out", file, "--json")
+    assert status == 0 and {key: result(out)[key] for key in record["id"]} == record["id"]
+    assert file.read_text() == (inside / "trained" / "predictions_id.jsonl").read_text()
+
+
+def test_eval_begins_at_the_longest_trained_length_by_default(inside):
+    status, out, _ = call(*EVAL, "--samples", "6", "--json")
+    low, high = result(out)["operations"]
+    assert status == 0 and 10 <= low <= high <= 12
+
+
+def test_eval_without_a_task_takes_that_of_the_training(inside):
+    named, unnamed = (
+        result(call(*EVAL[:1], *task, *EVAL[2:], "--json")[1]) for task in (["parity"], [])
+    )
+    assert named == unnamed
+
+
+def test_eval_can_begin_beyond_the_trained_lengths(inside):
+    status, out, err = call(*EVAL_ANY_LENGTH, "--min-ops", "11")
+    assert status == 0, err
+    assert 11 <= result(out)["operations"][0]
+
+
+def test_eval_takes_its_longest_length_under_its_name_in_training_too(inside):
+    status, out, _ = call(*EVAL_ANY_LENGTH, "--eval-max-ops", "11")
+    low, high = result(out)["operations"]
+    assert status == 0 and 10 <= low <= high <= 11
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def test_data_of_a_task_without_values_counts_no_late_ones(empty, monkeypatch):
+    draw = Parity.draw
+    monkeypatch.setattr(Parity, "draw", lambda *given: replace(draw(*given), values=()))
+    status, out, _ = call("data", "parity", "--samples", "5", "--json")
+    assert status == 0 and result(out)["late_share"] is None and "late" not in out.splitlines()[-2]
+
+
+@pytest.mark.parametrize("task", ["parity", "vars"])
+def test_data_shows_an_example_with_markers_targets_and_statistics(task, empty):
+    status, out, _ = call("data", task, "--samples", "5", "--json")
+    figures = result(out)
+    lines = out.splitlines()
+    assert status == 0 and lines[0].startswith("marked: ") and lines[0].count("<T>") >= 4
+    assert lines[0].removeprefix("marked: ").replace("<T>", "") == figures["prompt"]
+    assert figures["samples"] == 5 and 0 <= figures["late_share"] <= 1
+    assert 0 < figures["nontrivial_share"] <= 1
+    assert len(figures["thoughts"]) == (len(figures["ids"]) - 1) // 8
+
+
+def test_data_of_another_index_shows_another_example_of_the_same_length(empty):
+    shown = ["data", "parity", "--samples", "1", "--ops", "9", "--json", "--index"]
+    first, second = (result(call(*shown, index)[1]) for index in ("0", "1"))
+    assert first["prompt"] != second["prompt"]
+    assert first["prompt"].count(".") == second["prompt"].count(".") == 10

@@ -1,0 +1,101 @@
+"""What all commands share: their help, their last line of JSON, their way out of an error."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+import run
+from cli_helpers import INFER, PROMPT, ROOT, call
+
+from minits.cli import bench, data, eval, infer, report, train
+from minits.cli.main import COMMANDS
+from minits.generation import GenerationConfig
+from minits.methods import METHODS
+from minits.tasks import TASKS
+from minits.training.recipe import TrainSettings
+
+# The dataclasses whose fields are the flags of a command.
+SETTINGS = {
+    "train": (TrainSettings, train.TrainFlags, *TASKS.values(), *METHODS.values()),
+    "infer": (infer.InferFlags, GenerationConfig),
+    "eval": (eval.EvalFlags, GenerationConfig, *TASKS.values()),
+    "bench": (bench.BenchFlags,),
+    "report": (report.ReportFlags,),
+    "data": (data.DataFlags, *TASKS.values()),
+}
+
+
+def test_every_command_has_its_settings():
+    assert list(SETTINGS) == list(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_exits_0_and_explains_every_flag(command, empty):
+    status, out, err = call(command, "--help")
+    assert status == 0 and err == "" and out.startswith(f"usage: run.py {command}")
+    shown = "".join(out.split())  # argparse wraps lines, at hyphens too
+    for field in (field for kind in SETTINGS[command] for field in fields(kind)):
+        if "text" not in field.metadata or (command == "eval" and field.name in eval.OWN):
+            continue
+        flag = "--" + field.name.replace("_", "-")
+        if field.metadata.get("positional"):
+            flag = field.name
+        assert flag.lower() in shown.lower()
+        assert "".join(field.metadata["text"].split()) in shown, field.name
+        assert [choice for choice in field.metadata.get("choices", ()) if choice not in shown] == []
+
+
+def test_help_without_a_command_lists_the_commands(empty):
+    status, out, _ = call("--help")
+    assert status == 0 and all(f"  {name} " in out for name in COMMANDS)
+
+
+def test_help_shows_no_name_of_older_versions(empty):
+    out = call("infer", "--help")[1]
+    assert "--lookahead" in out and "--window" not in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--traceback", "infer", PROMPT, "--run", "nope"],
+        ["infer", PROMPT, "--run", "nope", "--traceback"],
+    ],
+)
+def test_traceback_flag_lets_the_error_through_before_or_after_the_command(arguments, inside):
+    with pytest.raises(FileNotFoundError, match="--run nope"):
+        call(*arguments)
+
+
+def test_a_real_process_prints_one_line_and_no_traceback(inside):
+    command = [sys.executable, ROOT / "run.py", "train", "pairty"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    tasks = ", ".join(TASKS)
+    assert done.stderr == f"run.py train: task 'pairty' is not known; the tasks are: {tasks}.\n"
+
+
+def test_a_reader_that_leaves_before_the_json_line_is_no_error(empty):
+    class Pipe(io.StringIO):
+        def write(self, text: str) -> int:
+            if text.startswith("{"):
+                raise BrokenPipeError
+            return super().write(text)
+
+    with contextlib.redirect_stdout(Pipe()) as out, contextlib.redirect_stderr(io.StringIO()):
+        assert run.main(["report", "--json"]) == 141
+    assert "| run | paper |" in out.getvalue()
+
+
+def test_ctrl_c_exits_130_without_a_traceback(inside, monkeypatch):
+    def press(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(infer, "answer", press)
+    status, _, err = call(*INFER, PROMPT)
+    assert status == 130 and err.splitlines()[-1] == "run.py infer: interrupted"

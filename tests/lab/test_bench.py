@@ -1,0 +1,123 @@
+"""The bench measures what it says: thoughts enter where they were laid down, lines are whole."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import run
+import torch
+from strategies import Shape, fresh, write_checkpoint
+
+from minits.checkpoint.weights import load
+from minits.cli.sources import SHIPPED
+from minits.generation import GenerationConfig, prefill
+from minits.lab.bench import (
+    LaidDown,
+    bench_drafts,
+    bench_prefill,
+    in_turn,
+    weights_bytes,
+)
+from minits.lab.bench_train import bench_train
+
+LIMITS = {"copy_TB_per_s": 0.01, "matmul_TFLOP_per_s": 0.1}
+SHAPE = Shape(vocab=1024, limit=512, chunk_size=4)
+
+
+@pytest.mark.parametrize("how", ["sequential", "speculative"])
+@pytest.mark.parametrize("where", [set(), {0}, {3, 4}, {0, 2, 6}])
+@pytest.mark.parametrize("length", [1, 5])
+def test_laid_down_thoughts_arise_exactly_where_they_were_laid(how, where, length):
+    model = fresh(SHAPE, torch.float32)
+    hook = LaidDown(model, where, length)
+    config = GenerationConfig(max_new_tokens=1, prefill=how, max_thought_tokens=8, hook=hook)
+    reading = prefill(model, [[5 + i for i in range(32)]], config)
+    lengths = [len(thought.ids) for thought in reading.thoughts[0]]
+    assert lengths == [length + 1 if k in where else 1 for k in range(8)]
+    assert reading.rounds == [8 if how == "sequential" else len(where) + 1]
+
+
+def test_t_takes_as_many_steps_as_a_thought_of_that_length():
+    model = fresh(SHAPE, torch.float32)
+    steps = []
+
+    def note(_module, inputs, _out):
+        steps.append(inputs[0].shape[1])
+
+    handle = model.thinking_block.register_forward_hook(note)
+    laid_down = LaidDown(model, {2}, 5)
+    config = GenerationConfig(max_new_tokens=1, prefill="sequential", hook=laid_down)
+    prefill(model, [[5] * 32], config)
+    handle.remove()
+    # One pass a chunk; five tokens and EOS after the first token.
+    assert steps.count(4) == 8 and steps.count(1) == 5
+    assert not model.blocked.any()
+
+
+def test_every_prefill_line_has_both_times_and_their_ratio():
+    model = fresh(SHAPE, torch.float32)
+    lines = bench_prefill(model, LIMITS, chunks=6, where=[0, 2, 5], repeats=1)
+    compared = [line for line in lines if "ratio" in line]
+    kinds = [(line["R"], line["thought_tokens"]) for line in compared]
+    assert kinds == [(0, 1), (2, 1), (2, 8), (5, 1), (5, 8)]
+    for line in compared:
+        assert line["ratio"] == pytest.approx(line["sequential"]["ms"] / line["trivial"]["ms"])
+
+
+def test_sides_take_turns_and_the_first_calls_are_told_apart():
+    calls = []
+    one, other = in_turn([lambda: calls.append("a"), lambda: calls.append("b")], repeats=3)
+    assert calls == ["a", "b"] * 5
+    assert one.keys() == other.keys() == {"ms", "least", "most", "first"}
+
+
+def test_steps_with_and_without_thoughts_are_compared(tmp_path):
+    folder = str(write_checkpoint(tmp_path / "model", replace(SHAPE, limit=2048)))
+    lines = list(bench_train(folder, "cpu", "float32", False, 1))
+    ratios = {line["what"]: line["ratio"] for line in lines if "ratio" in line}
+    assert list(ratios) == ["thinking over no-cot on parity", "thinking over no-cot on vars"]
+    assert all(ratio > 0 for ratio in ratios.values())
+
+
+def test_drafts_are_compared_with_sequential():
+    model, tokenizer = load(SHIPPED)
+    prompt = tokenizer.encode("The coin starts at state heads. Bob flips the coin.")
+    lines = list(bench_drafts(model, [prompt], 1))
+    assert lines[0]["prefill"] == "sequential" and lines[0]["over_sequential"] == 1
+    ways = [(line["draft"], line["lookahead"]) for line in lines[1:]]
+    assert len(ways) == 8
+    assert set(ways) == {(d, n) for d in ("trivial", "carry") for n in (None, 1, 2, 4)}
+
+
+def test_a_step_reads_all_layers_the_norm_and_the_unembedding_once():
+    model = fresh(SHAPE, torch.float32)
+    backbone = sum(p.numel() for p in model.backbone.parameters())
+    assert weights_bytes(model) == 4 * backbone  # tied: the embedding is the unembedding
+
+
+def test_the_command_prints_a_line_a_measurement_and_one_json_line_last(tmp_path, capsys):
+    folder = write_checkpoint(tmp_path / "model", SHAPE)
+    where = ["--model", str(folder), "--device", "cpu"]
+    assert run.main(["bench", "decode", *where, "--repeats", "1", "--json"]) == 0
+    *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert last["lines"][1]["tokens_per_s"] > 0 and last["path"] == "plain"
+    assert [line["what"] for line in lines] == [line["what"] for line in last["lines"]]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["bench"], ["needs --model"]),
+        (["bench", "drafts"], ["needs --run"]),
+        (["bench", "speed", "--model", "x"], ["PART", "'speed'", "prefill", "train"]),
+        (["bench", "--model", "./nowhere"], ["no folder ./nowhere"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, words, capsys):
+    try:
+        status = run.main(arguments)
+    except SystemExit as stop:  # argparse's way out
+        status = stop.code
+    error = capsys.readouterr().err
+    assert [word for word in words if word not in error] == []
+    assert status == 2 and error.count("\n") == 1

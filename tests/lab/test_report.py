@@ -1,0 +1,192 @@
+"""Presets are runs that can be made, and the tables are those of the records."""
+
+import json
+from pathlib import Path
+
+import pytest
+import run
+
+from minits.cli.train import chosen
+from minits.lab.presets import PAPER, PRESETS, Preset
+from minits.lab.tables import BEGIN, END, put_into, read_records, tables
+from minits.training.run_folder import flat
+
+README = Path(__file__).parents[2] / "README.md"
+EVALUATION = {"n": 500, "accuracy": 0.75, "interval": [0.71, 0.79], "thought_accuracy": 0.5}
+RECORD = {
+    "preset": "table1/vars-20-thinking",
+    "seed": 7,
+    "steps": 9,
+    "train_seconds": 3.4,
+    "machine": "a card",
+    "revision": "abc1234",
+    "settings": {"model": "some weights"},
+    "id": EVALUATION | {"accuracy": 1.0},
+    "ood": EVALUATION,
+}
+QUICK = {
+    "task": "parity",
+    "steps": 2,
+    "batch_size": 2,
+    "eval_samples": 2,
+    "eval_max_ops": 10,
+    "max_thought_tokens": 4,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_a_run_that_can_be_made(name):
+    model = "tiny" if name.startswith("tiny/") else "folder"
+    settings, task, method = chosen({"preset": name, "model": model, "device": "cpu"})
+    assert flat(settings, task, method).items() >= PRESETS[name].settings.items()
+    assert (task.name, method.name) == (settings.task, settings.method)
+    title = PRESETS[name].title
+    assert f"N = {task.max_ops}" in title or name.startswith("tiny/")
+    assert ("two variables" in title) == (getattr(task, "variables", None) == 2)
+    assert ("long-rows" in title) == (settings.layout == "long_rows")
+    if name.startswith("tiny/") and settings.method == "thinking":
+        dense = "dense" in title and settings.window == 0
+        assert f"window {settings.window}" in title or dense
+
+
+def test_every_cell_of_the_papers_table_has_its_preset():
+    for (task, method), cells in PAPER.items():
+        for N, paper in cells.items():
+            preset = PRESETS[f"table1/{task}-{N}-{method}"]
+            found = [preset.settings[key] for key in ("task", "method", "max_ops")]
+            assert found == [task, method, N] and preset.paper == paper
+
+
+def test_a_run_is_told_with_all_that_it_takes_to_trust_it_and_what_was_not_run_says_so():
+    lines = tables([RECORD]).splitlines()
+    (line,) = [line for line in lines if "table1/vars-20-thinking" in line]
+    parts = ["87.23", "75.0 [71.0, 79.0]", "100.0", "50.0", "500", " 7 ", "9 steps, 3 s"]
+    for part in [*parts, "a card, some weights", "abc1234"]:
+        assert part in line
+    (line,) = [line for line in lines if "table1/vars-40-thinking" in line]
+    assert "97.71 | not run |" in line
+    assert sum("(`" in line for line in lines) == len(PRESETS)
+
+
+def test_several_runs_of_a_cell_are_all_told():
+    text = tables([RECORD, RECORD | {"seed": 8}])
+    assert text.count("table1/vars-20-thinking") == 2
+
+
+def test_a_run_of_a_preset_that_is_no_more_is_told_by_its_own_title():
+    lines = tables([RECORD | {"preset": "tiny/gone", "title": "Chunks of 3"}]).splitlines()
+    (line,) = [line for line in lines if "tiny/gone" in line]
+    assert line.startswith("| Chunks of 3 (`tiny/gone`) | – | 75.0 [71.0, 79.0] |")
+    assert sum("(`" in line for line in lines) == len(PRESETS) + 1
+
+
+def test_every_recorded_run_of_a_preset_stands_in_the_tables():
+    records = [record for record in read_records() if "preset" in record]
+    lines = tables(records).splitlines()
+    told = [line for line in lines if "(`" in line and "| not run |" not in line]
+    assert len(told) == len(records) > 0
+    for record in records:
+        name, revision = f"(`{record['preset']}`)", f"| {record['revision']} |"
+        assert any(name in line and line.endswith(revision) for line in told)
+
+
+def test_the_overview_has_every_seed_beside_the_papers_figure_and_marks_what_was_not_learned():
+    unlearned = RECORD | {
+        "id": EVALUATION | {"accuracy": 0.989},
+        "ood": EVALUATION | {"accuracy": 0.995},
+    }
+    lines = tables([RECORD, unlearned]).splitlines()
+    figures = "not run (33.76) | 75.0, 99.5† (87.23) | not run (97.71)"
+    assert f"| Vars: Thinking States | {figures} |" in lines
+    assert "| Vars: Thinking States + long-rows | not run | not run | not run |" in lines
+    assert sum(line.startswith(("| Parity: ", "| Vars: ")) for line in lines) == 3 + 3 + 2
+
+
+def test_no_two_presets_share_a_place_in_the_overview():
+    places = [
+        (preset.settings["task"], preset.title)
+        for name, preset in PRESETS.items()
+        if not name.startswith("tiny/")
+    ]
+    assert len(set(places)) == len(places)
+    assert all(title.count(", N = ") == 1 for _, title in places)
+
+
+def test_the_tables_of_the_readme_are_those_of_the_records():
+    text = README.read_text(encoding="utf-8")
+    assert text.split(BEGIN)[1].split(END)[0].strip() == tables(read_records()).strip()
+
+
+def test_writing_the_tables_changes_nothing_else(tmp_path):
+    file = tmp_path / "page.md"
+    file.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    put_into(file, "new\n")
+    assert file.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    file.write_text(f"{END}{BEGIN}")
+    with pytest.raises(ValueError, match="in this order"):
+        put_into(file, "new\n")
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path):
+    file = tmp_path / "records.jsonl"
+    file.write_text("{}\n{\n")
+    with pytest.raises(ValueError, match="line 2"):
+        read_records(file)
+
+
+def test_the_command_prints_tables_and_json(capsys):
+    assert run.main(["report", "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("| run | paper |") for line in out)
+    assert json.loads(out[-1])["records"]
+
+
+# -- training by a preset --------------------------------------------------------------------------
+
+
+def test_a_training_run_records_its_preset(tmp_path, monkeypatch):
+    monkeypatch.setitem(PRESETS, "tiny/quick", Preset("quick", QUICK))
+    out = ["--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert run.main(["train", "--preset", "tiny/quick", *out]) == 0
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["preset"] == "tiny/quick" and record["settings"]["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--window", "0"],
+        ["--thought-weight", "0"],
+        ["--eval-samples", "5"],
+        ["--steps", "3"],
+        ["--min-ops", "2"],
+    ],
+)
+def test_a_preset_takes_no_other_flag_that_makes_another_run_of_it(flags, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "run")]
+    assert run.main(["train", "--preset", "tiny/parity-thinking", *out, *flags]) == 2
+    assert flags[0] in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_resumed_keeps_its_preset_and_takes_no_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(PRESETS, "tiny/quick", Preset("quick", QUICK))
+    out = ["--out", str(tmp_path / "run")]
+    assert run.main(["train", "--preset", "tiny/quick", "--device", "cpu", *out]) == 0
+    (tmp_path / "run" / "record.json").unlink()
+    assert run.main(["train", "--resume", "--preset", "tiny/parity-dense", *out]) == 2
+    assert "tiny/parity-dense (run: tiny/quick)" in capsys.readouterr().err
+    assert run.main(["train", "parity", "--resume", *out]) == 0
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["preset"] == "tiny/quick"
+
+
+def test_a_run_of_an_older_version_is_not_continued(tmp_path, capsys):
+    flags = ["train", "parity", "--out", str(tmp_path / "run"), "--device", "cpu"]
+    quick = "--steps 2 --batch-size 2 --eval-samples 2 --eval-max-ops 10 --max-thought-tokens 4"
+    assert run.main([*flags, *quick.split()]) == 0
+    file = tmp_path / "run" / "run.json"
+    old = json.loads(file.read_text())
+    del old["layout"], old["decay"]
+    file.write_text(json.dumps(old))
+    assert run.main([*flags, "--resume"]) == 2
+    assert "older version" in capsys.readouterr().err
