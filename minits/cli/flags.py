@@ -54,6 +54,8 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     else:
         names, how = [flag(each.name)], {"type": kind}
         how["metavar"] = None if choices else kind.__name__.upper()
+        if "bare" in about:
+            how |= {"nargs": "?", "const": about["bare"]}
     text += "" if default is None else f" (default: {default})"
     parser.add_argument(*names, help=text, choices=choices, **how)
 

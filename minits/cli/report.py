@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from minits.cli.flags import Output, add_flags, note, take
-from minits.lab.tables import put_into, read_records, tables
+from minits.lab.tables import PAGES, put_into, read_records, tables
 from minits.settings import setting
 
 WORDS = "print the tables of results, made of the records of real runs"
@@ -16,7 +16,11 @@ OPTIONS = ()
 class ReportFlags(Output):
     """What `run.py report` takes."""
 
-    write: str | None = setting(None, "file (the README) to put the tables in, between two marks")
+    write: str | None = setting(
+        None,
+        "put the tables where their marks stand in a file; without one: README.md and RESULTS.md",
+        bare="",
+    )
 
 
 add_arguments = partial(add_flags, config=ReportFlags)
@@ -25,10 +29,10 @@ add_arguments = partial(add_flags, config=ReportFlags)
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Prints the tables of results, or puts them into a file."""
     flags, records = take(given, ReportFlags), read_records()
-    text = tables(records)
-    if flags.write:
-        put_into(Path(flags.write), text)
-        note(f"the tables in {flags.write} are now those of {len(records)} records")
-    else:
-        print(text, end="", flush=True)
+    found = tables(records)
+    if flags.write is None:
+        print("\n\n".join(found.values()), flush=True)
+    for path in [] if flags.write is None else [Path(flags.write)] if flags.write else PAGES:
+        names = " and ".join(put_into(path, found))
+        note(f"{path}: the table {names} is now that of {len(records)} records")
     return {"records": [record for record in records if "preset" in record]}, 0

@@ -8,7 +8,9 @@ from minits.checkpoint.files import require, write_text
 from minits.lab.presets import PRESETS, TABLES, Preset
 
 RECORDS = Path(__file__).parent / "records"
-BEGIN, END = "<!-- run.py report: begin -->", "<!-- run.py report: end -->"
+# Where the tables stand: each between two lines that name it.
+PAGES = (Path(__file__).parents[2] / "README.md", Path(__file__).parent / "RESULTS.md")
+MARK = "<!-- run.py report {}: {} -->"
 COLUMNS = (
     "run",
     "paper",
@@ -38,12 +40,13 @@ def read_records(path: Path = RECORDS / "train.jsonl") -> list[Record]:
     return records
 
 
-def tables(records: Sequence[Record]) -> str:
-    """All tables, in Markdown.
+def tables(records: Sequence[Record]) -> dict[str, str]:
+    """All tables by name, in Markdown.
 
-    An overview and, folded, a line for each run of a preset and for each preset never run.
+    "summary": a line a task and method; "runs": a line for each run of a preset, and for each
+    preset never run.
     """
-    parts = [overview(records), "<details><summary>Every run</summary>"]
+    parts = []
     for title in TABLES:
         lines = [
             cells(name, preset, run)
@@ -51,7 +54,7 @@ def tables(records: Sequence[Record]) -> str:
             for run in runs or [None]
         ]
         parts += [f"**{title}**", markdown(COLUMNS, lines)]
-    return "\n\n".join([*parts, "</details>"]) + "\n"
+    return {"summary": overview(records), "runs": "\n\n".join(parts)}
 
 
 def table(title: str, records: Sequence[Record]) -> Iterator[tuple[str, Preset, list[Record]]]:
@@ -130,16 +133,28 @@ def share(evaluation: Record) -> str:
     return f"{100 * evaluation['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
-def put_into(path: Path, text: str) -> None:
-    """Replaces what stands between the two marks in a file.
+def put_into(path: Path, found: dict[str, str]) -> list[str]:
+    """Replaces what stands between the marks of these tables in a file; the names of those there.
 
-    Raises ValueError if they are not there, once each and in this order.
+    Raises ValueError if the marks of one do not stand there once each, in order, or if none do.
     """
-    old = require(path).read_text(encoding="utf-8")
-    if old.count(BEGIN) != 1 or old.count(END) != 1 or old.index(BEGIN) > old.index(END):
+    text, names = require(path).read_text(encoding="utf-8"), []
+    for name, table in found.items():
+        begin, end = (MARK.format(name, word) for word in ("begin", "end"))
+        if begin not in text and end not in text:
+            continue
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            raise ValueError(
+                f"{path}: a table goes between the lines {begin} and {end}, which must stand there "
+                "once, in this order."
+            )
+        before, rest = text.split(begin)
+        text = before + begin + "\n" + table + "\n" + end + rest.split(end)[1]
+        names.append(name)
+    if not names:
         raise ValueError(
-            f"{path}: the tables go between the lines {BEGIN} and {END}, which must stand there "
-            "once, in this order."
+            f"{path}: it has no place for a table. Put the lines {MARK.format('summary', 'begin')} "
+            f"and {MARK.format('summary', 'end')} where it shall stand (or runs for summary)."
         )
-    before, rest = old.split(BEGIN)
-    write_text(path, before + BEGIN + "\n" + text + END + rest.split(END)[1])
+    write_text(path, text)
+    return names

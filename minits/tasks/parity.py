@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from minits.supervision import Example, Step
 from minits.tasks.state_tracking import StateTracking
+from minits.tasks.task import USUAL
 
 SIDES = ("heads", "tails")
 PEOPLE = ("Alice", "Bob")  # they take turns
@@ -17,15 +18,7 @@ class Parity(StateTracking):
 
     name: ClassVar = "parity"
     opening: ClassVar = "The final state of the coin is"
-    recipes: ClassVar = {
-        ("*", "tiny"): {
-            "chunk_size": 8, "layout": "rows", "steps": 400, "batch_size": 32, "lr": 3e-3,
-            "warmup": 20, "decay": 1.0,
-        },
-        ("*", "real"): {
-            "chunk_size": 8, "layout": "pack", "steps": 250, "batch_size": 64, "lr": 2e-5,
-            "warmup": 10, "decay": 1.0,
-        },
+    recipes: ClassVar = USUAL | {
         ("no-cot", "real"): {"steps": 600},
         ("cot", "real"): {"steps": 600},
     }

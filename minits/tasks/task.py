@@ -8,6 +8,19 @@ from typing import Any, ClassVar, Protocol
 from minits.supervision import Example
 
 
+# Settings that serve Parity, and small tasks of its kind.
+USUAL: dict[tuple[str, str], dict[str, Any]] = {
+    ("*", "tiny"): {
+        "chunk_size": 8, "layout": "rows", "steps": 400, "batch_size": 32, "lr": 3e-3,
+        "warmup": 20, "decay": 1.0,
+    },
+    ("*", "real"): {
+        "chunk_size": 8, "layout": "pack", "steps": 250, "batch_size": 64, "lr": 2e-5,
+        "warmup": 10, "decay": 1.0,
+    },
+}
+
+
 class Task(Protocol):
     """What training and evaluation need. The fields of the dataclass are the task's options."""
 
@@ -20,7 +33,7 @@ class Task(Protocol):
     opening: ClassVar[str] = ""
     # Good settings (fields of TrainSettings) by (method, kind of model). Method "*": any other;
     # kind: "tiny" for the model made on the spot, "real" for pretrained weights.
-    recipes: ClassVar[dict[tuple[str, str], dict[str, Any]]] = {}
+    recipes: ClassVar[dict[tuple[str, str], dict[str, Any]]] = USUAL
 
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
     # Options that `data` describes the supervision with, unless its flags say otherwise.

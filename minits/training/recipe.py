@@ -120,11 +120,6 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
     """
     check_settings(settings, flag)
     recipe = recipe_of(task, settings.method, settings.model)
-    if not recipe:
-        raise ValueError(
-            f"the task {task.name} has no recipe for {settings.method} on {settings.model}; add "
-            "one to its `recipes`."
-        )
     chosen = {name: value for name, value in recipe.items() if getattr(settings, name) is None}
     if settings.model == "tiny" and settings.extract_after is None:
         chosen["extract_after"] = 3

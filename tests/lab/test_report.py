@@ -8,7 +8,7 @@ import run
 
 from minits.cli.train import chosen
 from minits.lab.presets import PAPER, PRESETS, Preset
-from minits.lab.tables import BEGIN, END, put_into, read_records, tables
+from minits.lab.tables import MARK, PAGES, put_into, read_records, tables
 from minits.training.run_folder import flat
 
 README = Path(__file__).parents[2] / "README.md"
@@ -58,7 +58,7 @@ def test_every_cell_of_the_papers_table_has_its_preset():
 
 
 def test_a_run_is_told_with_all_that_it_takes_to_trust_it_and_what_was_not_run_says_so():
-    lines = tables([RECORD]).splitlines()
+    lines = tables([RECORD])["runs"].splitlines()
     (line,) = [line for line in lines if "table1/vars-20-thinking" in line]
     parts = ["87.23", "75.0 [71.0, 79.0]", "100.0", "50.0", "500", " 7 ", "9 steps, 3 s"]
     for part in [*parts, "a card, some weights", "abc1234"]:
@@ -69,12 +69,12 @@ def test_a_run_is_told_with_all_that_it_takes_to_trust_it_and_what_was_not_run_s
 
 
 def test_several_runs_of_a_cell_are_all_told():
-    text = tables([RECORD, RECORD | {"seed": 8}])
+    text = tables([RECORD, RECORD | {"seed": 8}])["runs"]
     assert text.count("table1/vars-20-thinking") == 2
 
 
 def test_a_run_of_a_preset_that_is_no_more_is_told_by_its_own_title():
-    lines = tables([RECORD | {"preset": "tiny/gone", "title": "Chunks of 3"}]).splitlines()
+    lines = tables([RECORD | {"preset": "tiny/gone", "title": "Chunks of 3"}])["runs"].splitlines()
     (line,) = [line for line in lines if "tiny/gone" in line]
     assert line.startswith("| Chunks of 3 (`tiny/gone`) | – | 75.0 [71.0, 79.0] |")
     assert sum("(`" in line for line in lines) == len(PRESETS) + 1
@@ -82,7 +82,7 @@ def test_a_run_of_a_preset_that_is_no_more_is_told_by_its_own_title():
 
 def test_every_recorded_run_of_a_preset_stands_in_the_tables():
     records = [record for record in read_records() if "preset" in record]
-    lines = tables(records).splitlines()
+    lines = tables(records)["runs"].splitlines()
     told = [line for line in lines if "(`" in line and "| not run |" not in line]
     assert len(told) == len(records) > 0
     for record in records:
@@ -95,7 +95,7 @@ def test_the_overview_has_every_seed_beside_the_papers_figure_and_marks_what_was
         "id": EVALUATION | {"accuracy": 0.989},
         "ood": EVALUATION | {"accuracy": 0.995},
     }
-    lines = tables([RECORD, unlearned]).splitlines()
+    lines = tables([RECORD, unlearned])["summary"].splitlines()
     figures = "not run (33.76) | 75.0, 99.5† (87.23) | not run (97.71)"
     assert f"| Vars: Thinking States | {figures} |" in lines
     assert "| Vars: Thinking States + long-rows | not run | not run | not run |" in lines
@@ -112,19 +112,27 @@ def test_no_two_presets_share_a_place_in_the_overview():
     assert all(title.count(", N = ") == 1 for _, title in places)
 
 
-def test_the_tables_of_the_readme_are_those_of_the_records():
-    text = README.read_text(encoding="utf-8")
-    assert text.split(BEGIN)[1].split(END)[0].strip() == tables(read_records()).strip()
+def test_the_tables_of_both_pages_are_those_of_the_records(tmp_path):
+    found, told = tables(read_records()), []
+    for page in PAGES:
+        copy = tmp_path / page.name
+        copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+        told += put_into(copy, found)
+        assert copy.read_text(encoding="utf-8") == page.read_text(encoding="utf-8"), page
+    assert told == list(found)
 
 
-def test_writing_the_tables_changes_nothing_else(tmp_path):
-    file = tmp_path / "page.md"
-    file.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    put_into(file, "new\n")
-    assert file.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
-    file.write_text(f"{END}{BEGIN}")
+def test_writing_a_table_changes_nothing_else(tmp_path):
+    file, (begin, end) = tmp_path / "page.md", (MARK.format("runs", w) for w in ("begin", "end"))
+    file.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    assert put_into(file, {"summary": "other", "runs": "new"}) == ["runs"]
+    assert file.read_text() == f"before\n{begin}\nnew\n{end}\nafter\n"
+    file.write_text(f"{end}{begin}")
     with pytest.raises(ValueError, match="in this order"):
-        put_into(file, "new\n")
+        put_into(file, {"runs": "new"})
+    file.write_text("nothing")
+    with pytest.raises(ValueError, match="no place for a table"):
+        put_into(file, {"runs": "new"})
 
 
 def test_a_line_that_is_no_record_is_named(tmp_path):
