@@ -45,7 +45,7 @@ def measurements(
         from minits.weights import load
     model, _ = load(folder, dtype=torch.bfloat16 if cuda else torch.float32, device=device)
     if cuda:  # only there: the older module wants triton
-        where = import_module("minits" if new else "minits.fast")
+        where = import_module("minits" if new else "minits.generation")
         model = where.accelerate(model)
     c, words = model.config.chunk_size, model.backbone.config.vocab_size
 
