@@ -6,7 +6,7 @@ Decoding is greedy. It goes on thinking: a chunk that generated tokens complete 
 a state too (the paper's footnote, carried through the whole answer).
 """
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -123,8 +123,8 @@ def prefill(
     how = {"limit": config.max_thought_tokens, "thinks": config.think, "hook": config.hook}
     if config.prefill == "sequential":
         return prefill_sequential(engine, prompts, slots, **how)
-    policy = {"draft": config.draft, "lookahead": config.lookahead}
-    return prefill_speculative(engine, prompts, slots, **policy, **how)
+    how |= {"draft": config.draft, "lookahead": config.lookahead}
+    return prefill_speculative(engine, prompts, slots, **how)
 
 
 @torch.no_grad()
@@ -133,27 +133,28 @@ def decode(
 ) -> Iterator[tuple[int, Event]]:
     """Continues each row greedily; yields (row, token or thought) in the order they arise.
 
-    A token counts as read once it passed the backbone. The last one of a row (EOS, or at the
-    length limit) is not read, so it completes no chunk.
+    The thoughts of the prompts come first. A token counts as read once it passed the backbone. The
+    last one of a row (EOS, or at the length limit) is not read, so it completes no chunk.
     """
     c, device, cache = engine.config.chunk_size, engine.device, reading.cache
     stops = config.stops(engine)
+    for row, thoughts in enumerate(reading.thoughts):
+        for thought in thoughts:
+            yield row, thought
     thinks = config.think and config.think_while_decoding and engine.thinks
     tokens = engine.next_ids(reading.out).tolist()  # [B] picked, not yet read
     left = [config.max_new_tokens] * len(tokens)
     active = list(range(len(tokens)))
 
-    def tell(active: list[int]) -> Iterator[tuple[int, Event]]:
+    def tell(active: list[int]) -> Generator[tuple[int, Event], None, list[int]]:
+        """Yields each row's newest token; returns the rows that go on."""
         for row in active:
             left[row] -= 1
             yield row, tokens[row]
-
-    def goes_on(row: int) -> bool:
-        return tokens[row] not in stops and left[row] > 0
+        return [row for row in active if tokens[row] not in stops and left[row] > 0]
 
     while active:
-        yield from tell(active)
-        active = [row for row in active if goes_on(row)]
+        active = yield from tell(active)
         if not active:
             return
         # Nobody has to think before a row completes its chunk, so that many tokens are read before
@@ -172,8 +173,7 @@ def decode(
             steps,
         ).tolist()  # [steps, B]
         for tokens[:] in picked[:-1]:
-            yield from tell(active)
-            active = [row for row in active if goes_on(row)]
+            active = yield from tell(active)
         tokens[:] = picked[-1]
         for row in active:
             reading.lengths[row] += steps
@@ -188,27 +188,13 @@ def decode(
             reading.state[on_device(complete, device)] = 0.0
 
 
-def read_and_answer(
-    engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
-) -> tuple[Reading, Iterator[tuple[int, Event]]]:
-    """The reading, and all events of the batch: the thoughts of the prompts, then `decode`."""
-    reading = prefill(engine, prompts, config)
-
-    def events() -> Iterator[tuple[int, Event]]:
-        for row, thoughts in enumerate(reading.thoughts):
-            yield from ((row, thought) for thought in list(thoughts))
-        yield from decode(engine, reading, config)
-
-    return reading, events()
-
-
 def stream_ids(engine: Engine, prompt: Sequence[int], **options) -> Iterator[Event]:
     """Events of one prompt as they come: its thoughts, then answer tokens and thoughts between.
 
     options: the fields of `GenerationConfig`.
     """
-    _, events = read_and_answer(engine, [prompt], GenerationConfig(**options))
-    for _, event in events:
+    config = GenerationConfig(**options)
+    for _, event in decode(engine, prefill(engine, [prompt], config), config):
         yield event
 
 
@@ -224,64 +210,46 @@ def generate_ids(
     options: the fields of `GenerationConfig`. listen: told each event as it comes, as (row, token
     or thought), the thoughts of the prompts first. Raises ValueError for what does not fit.
     """
-    return answer(engine, prompts, GenerationConfig(**options), listen)
-
-
-def answer(
-    engine: Engine,
-    prompts: Sequence[Sequence[int]],
-    config: GenerationConfig,
-    listen: Callable[[int, Event], None] | None = None,
-) -> list[GenerationResult]:
-    """As `generate_ids`."""
     if not prompts:
         return []
-    reading, events = read_and_answer(engine, prompts, config)
+    config = GenerationConfig(**options)
+    reading = prefill(engine, prompts, config)
     answers: list[list[int]] = [[] for _ in prompts]
-    for row, event in events:
+    for row, event in decode(engine, reading, config):
         if listen:
             listen(row, event)
         if isinstance(event, int):
             answers[row].append(event)
-    stops, c = config.stops(engine), engine.config.chunk_size
-    return [
-        result(reading, row, ids, ended=ids[-1] in stops, chunks=-(-len(prompt) // c))
-        for row, (prompt, ids) in enumerate(zip(prompts, answers))
-    ]
-
-
-def result(
-    reading: Reading, row: int, ids: list[int], *, ended: bool, chunks: int
-) -> GenerationResult:
-    """What `row` gave; chunks: K of its prompt."""
-    thoughts = reading.thoughts[row]
-    entering = thoughts[: chunks - 1]  # those that a chunk of the prompt has read
-    return GenerationResult(
-        ids=ids,
-        thought_ids=[thought.ids for thought in thoughts],
-        rounds=reading.rounds[row],
-        nontrivial=sum(not thought.trivial for thought in entering),
-        stop_reason="eos" if ended else "length",
-        cut_thoughts=[k for k, thought in enumerate(thoughts) if thought.cut],
-        chunk_passes=reading.chunk_passes[row],
-        accepted=reading.accepted[row],
-    )
+    found, stops = [], config.stops(engine)
+    for row, thoughts in enumerate(reading.thoughts):
+        chunks = -(-len(prompts[row]) // engine.config.chunk_size)  # K
+        entering = thoughts[: chunks - 1]  # those that a chunk of the prompt has read
+        found.append(
+            GenerationResult(
+                ids=answers[row],
+                thought_ids=[thought.ids for thought in thoughts],
+                rounds=reading.rounds[row],
+                nontrivial=sum(not thought.trivial for thought in entering),
+                stop_reason="eos" if answers[row][-1] in stops else "length",
+                cut_thoughts=[k for k, thought in enumerate(thoughts) if thought.cut],
+                chunk_passes=reading.chunk_passes[row],
+                accepted=reading.accepted[row],
+            )
+        )
+    return found
 
 
 def generate(
     engine: Engine,
     tokenizer,
     prompts: Sequence[str],
-    max_new_tokens: int = 64,
-    prefill: str = "speculative",
     **options,
 ) -> list[GenerationResult]:
     """Answers for `prompts` (texts), with the texts of answer and thoughts filled in.
 
-    options: further fields of `GenerationConfig`.
+    options: the fields of `GenerationConfig`, max_new_tokens and prefill among them.
     """
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    options |= {"max_new_tokens": max_new_tokens, "prefill": prefill}
     return [with_texts(found, tokenizer) for found in generate_ids(engine, ids, **options)]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from minits.cache import KVCache
-from minits.tensors import in_order, on_device, pad
+from minits.tensors import PASS, in_order, on_device, pad
 from minits.thinking import Engine, Thought
 
 
@@ -92,9 +92,14 @@ def think(
     limit: int | None,  # None: as the model was trained
     hook: Intervention,
 ) -> list[Thought]:
-    """The thoughts after the chunks at `places`, from their h."""
-    scripts = [hook.thought(row, chunk) for row, chunk in places]
-    return engine.think(h, limit or engine.config.max_thought_tokens, scripts)
+    """The thoughts after the chunks at `places`, from their h: T too has a widest pass."""
+    limit, most = limit or engine.config.max_thought_tokens, max(PASS // h.shape[1], 1)
+    found: list[Thought] = []
+    for start in range(0, len(h), most):
+        part = slice(start, start + most)
+        scripts = [hook.thought(row, chunk) for row, chunk in places[part]]
+        found += engine.think(h[part], limit, scripts)
+    return found
 
 
 @torch.no_grad()

@@ -3,6 +3,9 @@
 Parameters carry the checkpoint's names, so that the keys of a state dict are the keys of a Hugging
 Face file. Architecture: https://huggingface.co/docs/transformers/model_doc/qwen2
 """
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minits.cache import KVCache
-from minits.tensors import in_order
+from minits.tensors import cut, in_order
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,10 @@ class Frame:
         keys = torch.arange(self.span, device=self.positions.device)
         return self.full & (keys > self.positions[:, :, None] - self.window)[:, None]
 
+    def project(self, layer: Attention, x: Tensor) -> Sequence[Tensor]:
+        """Queries, keys and values of x [B, L, E]: [B, L, heads * D] each."""
+        return layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+
     def rotate(self, x: Tensor) -> Tensor:
         """Rotates queries or keys [B, heads, L, D] by the angles of their positions."""
         first, second = x.chunk(2, dim=-1)
@@ -150,9 +157,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, frame: Frame, layer: int, slides: bool) -> Tensor:
         """x [B, L, E] -> [B, L, E]; new keys and values go to place `layer` of the cache."""
-        q = frame.rotate(self.heads(self.q_proj(x)))  # [B, Q, L, D]
-        k = frame.rotate(self.heads(self.k_proj(x)))  # [B, G, L, D]
-        v = self.heads(self.v_proj(x))  # [B, G, L, D]
+        q, k, v = map(self.heads, frame.project(self, x))
+        q = frame.rotate(q)  # [B, Q, L, D]
+        k = frame.rotate(k)  # [B, G, L, D]
         if frame.cache is not None:
             frame.cache.write(layer, k, v, frame.positions)
             k, v = frame.cache.read(layer, frame.span)  # [B, G, span, D]
@@ -252,7 +259,17 @@ class Qwen2ForCausalLM(nn.Module):
         return Frame(self.config, positions, table, cache, span)
 
     def run_layers(self, x: Tensor, layers: range, frame: Frame) -> Tensor:
-        """x [B, L, E] through the layers with numbers in `layers` -> [B, L, E]."""
+        """x [B, L, E] through the layers with numbers in `layers` -> [B, L, E].
+
+        A long pass goes piece by piece, for what a piece needs of those before lies in the cache.
+        """
+        pieces = cut(x, frame.positions)
+        if frame.cache is not None and len(pieces) > 1:
+            runs = [
+                self.run_layers(piece, layers, self.frame(at, frame.cache))
+                for piece, at in pieces
+            ]
+            return torch.cat(runs, dim=1)
         for layer in layers:
             x = self.model.layers[layer](x, frame, layer)
         return x

@@ -4,7 +4,10 @@ Flags, checks and presets are made from these fields.
 """
 from collections.abc import Callable
 from dataclasses import MISSING, field, fields
+from operator import ge, gt, le
 from typing import Any, get_args, get_type_hints
+
+BOUNDS = {"least": (ge, "at least"), "above": (gt, "more than"), "most": (le, "at most")}
 
 
 def setting(default: Any = MISSING, text: str = "", **about: Any) -> Any:
@@ -36,13 +39,10 @@ def check_settings(config: Any, spell: Callable[[str], str] = str) -> Any:
         if choices and value not in choices:
             known = ", ".join(map(str, choices))
             raise ValueError(f"{name} {value!r} is not known; use one of {known}.")
-        # Written so that a value that is no number (nan) fails.
-        if "least" in about and not value >= about["least"]:
-            raise ValueError(f"{name} {value}: must be at least {about['least']}.")
-        if "above" in about and not value > about["above"]:
-            raise ValueError(f"{name} {value}: must be more than {about['above']}.")
-        if "most" in about and not value <= about["most"]:
-            raise ValueError(f"{name} {value}: must be at most {about['most']}.")
+        for bound, (holds, words) in BOUNDS.items():
+            # Asked so that a value that is no number (nan) fails.
+            if bound in about and not holds(value, about[bound]):
+                raise ValueError(f"{name} {value}: must be {words} {about[bound]}.")
     return config
 
 

@@ -54,8 +54,7 @@ def collate(rows: Sequence[Row], model: ThinkingStates) -> Batch:
     K = max(-(-(len(row.ids) - 1) // c) for row in rows)
     n = max([c, *(len(thought) for row in rows for thought in row.thoughts)])
     labels = [[IGNORED] * (row.prompt_length - 1) + row.ids[row.prompt_length :] for row in rows]
-    missing = [K - len(row.thoughts) for row in rows]
-    thoughts = [[*row.thoughts, *[[]] * none] for row, none in zip(rows, missing)]
+    thoughts = [[*row.thoughts, *[[]] * (K - len(row.thoughts))] for row in rows]
     return Batch(
         ids=pad([row.ids[:-1] for row in rows], pad_id, K * c, device),
         labels=pad(labels, IGNORED, K * c, device),

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 IGNORED = -100  # a label that counts nothing in a cross-entropy
+PASS = 2048  # tokens that go through a layer at once: bounds the memory of attention and MLP
 
 
 def on_device(values: Sequence, device: torch.device | str) -> Tensor:
@@ -23,6 +24,13 @@ def on_device(values: Sequence, device: torch.device | str) -> Tensor:
 def in_order(rows: int, width: int, device: torch.device) -> Tensor:
     """The positions 0 … width - 1 in every row: [rows, width]."""
     return torch.arange(width, device=device).expand(rows, width)
+
+
+def cut(x: Tensor, positions: Tensor, most: int = PASS) -> list[tuple[Tensor, Tensor]]:
+    """x [B, L, E] and its positions [B, L] in pieces of at most `most` tokens in all."""
+    width = max(most // len(x), 1)
+    pieces = x.split(width, dim=1)
+    return list(zip(pieces, positions.split(width, dim=1)))
 
 
 def pad(

@@ -21,6 +21,9 @@ from minits.qwen import DecoderLayer, Frame, Qwen2ForCausalLM, QwenConfig, RMSNo
 from minits.tensors import in_order, on_device, pad
 
 
+Scripts = Sequence[Sequence[int] | None]
+
+
 @dataclass(frozen=True)
 class Thought:
     """One thought Z: its ids, closing EOS included."""
@@ -105,12 +108,10 @@ class Engine(Protocol):
     def next_ids(self, out: Tensor) -> Tensor:
         """The ids [...] that follow final normed vectors [..., E], greedily."""
 
-    def think(
-        self, h: Tensor, limit: int, scripts: Sequence[Sequence[int] | None] | None = None
-    ) -> list[Thought]:
+    def think(self, h: Tensor, limit: int, scripts: Scripts = ()) -> list[Thought]:
         """Z of N chunks, h [N, c, E] (equation 3), greedily, of at most `limit` tokens and EOS.
 
-        scripts: ids that T is made to say instead (None: nothing); it runs as if they were its own.
+        scripts: of each chunk the ids that T is made to say, as if they were its own, or None.
         """
 
     def states(self, thoughts: Sequence[Sequence[int]]) -> Tensor:
@@ -189,10 +190,14 @@ class ThinkingStates(nn.Module):
     def copy_blocks(self) -> None:
         """T and C start as independent copies of parts of the backbone (paper, appendix A.1)."""
         model, T, C = self.backbone.model, self.thinking_block, self.compression_block
-        T.layer.load_state_dict(model.layers[-1].state_dict())
-        T.norm.load_state_dict(model.norm.state_dict())
-        T.lm_head.load_state_dict(self.backbone.lm_head.state_dict())
-        C.layer.load_state_dict(model.layers[0].state_dict())
+        pairs = [
+            (T.layer, model.layers[-1]),
+            (T.norm, model.norm),
+            (T.lm_head, self.backbone.lm_head),
+            (C.layer, model.layers[0]),
+        ]
+        for block, part in pairs:
+            block.load_state_dict(part.state_dict())
 
     # -- the backbone in three parts ---------------------------------------------------------------
 
@@ -224,9 +229,7 @@ class ThinkingStates(nn.Module):
 
     # -- thoughts and states -----------------------------------------------------------------------
 
-    def think(
-        self, h: Tensor, limit: int, scripts: Sequence[Sequence[int] | None] | None = None
-    ) -> list[Thought]:
+    def think(self, h: Tensor, limit: int, scripts: Scripts = ()) -> list[Thought]:
         (N, c, _), end = h.shape, self.config.thought_end
         cache = self.backbone.new_cache(N, c + limit, layers=1)
         x, positions = h, in_order(N, c, h.device)

@@ -11,7 +11,7 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli.flags import Output, Weights, add_flags, note, take
 from minits.cli.show import InlineText, chunk_table, counters
 from minits.cli.sources import describe_model, open_model, trained_task
-from minits.generation import GenerationConfig, answer, with_texts
+from minits.generation import GenerationConfig, generate_ids, with_texts
 from minits.settings import setting
 from minits.supervision import encode_prompt
 from minits.thinking import Engine
@@ -92,7 +92,9 @@ def show(
     inline = InlineText(
         tokenizer, ids, engine.config.chunk_size, thinks=config.think, at_once=flags.stream
     )
-    (result,) = answer(engine, [ids], config, lambda _, event: inline.tell(event))
+    (result,) = generate_ids(
+        engine, [ids], listen=lambda _, event: inline.tell(event), **vars(config)
+    )
     seconds = time.perf_counter() - started
     inline.end()
     result = with_texts(result, tokenizer)

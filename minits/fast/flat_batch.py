@@ -23,7 +23,7 @@ from torch import Tensor
 
 from minits.fast.cross_entropy import cross_entropy_sum
 from minits.fast.layouts import LAYOUTS, ExactSizes, lay_out, round_up
-from minits.qwen import Frame, Qwen2ForCausalLM
+from minits.qwen import Attention, Frame, Qwen2ForCausalLM
 from minits.supervision import Row
 from minits.teacher_forcing import Losses
 from minits.tensors import IGNORED, pad
@@ -156,6 +156,15 @@ class FoldedFrame(Frame):
         if config.sliding_layers:
             near = seen & (places > places[:, None] - config.sliding_window)
             self.sliding = near.repeat(1, folds, 1)[:, None]
+
+    def project(self, layer: Attention, x: Tensor) -> Sequence[Tensor]:
+        """As `Frame.project`, in one product: those of k and v alone are too small to fill a card.
+
+        Seven products a layer cost 5 % of a step of 3,584 tokens (0.5B on an H200).
+        """
+        three = layer.q_proj, layer.k_proj, layer.v_proj
+        weight, bias = (torch.cat([getattr(p, name) for p in three]) for name in ("weight", "bias"))
+        return F.linear(x, weight, bias).split([len(p.weight) for p in three], dim=-1)
 
     def rotate(self, x: Tensor) -> Tensor:
         """As `Frame.rotate`. The halves trade places by a roll, whose backward pass is a roll too.

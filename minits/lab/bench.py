@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from minits.generation import GenerationConfig, answer, prefill
+from minits.generation import GenerationConfig, generate_ids, prefill
 from minits.prefill import DRAFTS, Intervention
 from minits.thinking import Engine
 
@@ -105,7 +105,7 @@ def bench_decode(
         def time_of(tokens: int) -> Line:
             prompts = [prompt_of(128 // c * c)] * batch
             how = replace(config, max_new_tokens=tokens)
-            return timed(lambda: answer(engine, prompts, how), repeats)
+            return timed(lambda: generate_ids(engine, prompts, **vars(how)), repeats)
 
         one, many = time_of(1), time_of(new + 1)
         rate = batch * new / (many["ms"] - one["ms"]) * 1e3

@@ -4,7 +4,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
-from minits.generation import Event, GenerationConfig, GenerationResult, answer
+from minits.generation import Event, GenerationConfig, GenerationResult, generate_ids
 from minits.supervision import Example, Row
 from minits.teacher_forcing import Losses
 from minits.thinking import Engine, ThinkingConfig, ThinkingStates
@@ -55,4 +55,4 @@ class Method(Protocol):
         listen: Callable[[int, Event], None] | None = None,
     ) -> list[GenerationResult]:
         """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
-        return answer(engine, prompts, config, listen)
+        return generate_ids(engine, prompts, listen=listen, **vars(config))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.generation import GenerationConfig, GenerationResult, answer
+from minits.generation import GenerationConfig, GenerationResult
 from minits.methods.method import Method
 from minits.supervision import Example, Row, encode_prompt, encode_rest
 from minits.thinking import Engine, ThinkingConfig
@@ -43,7 +43,7 @@ class NoCoT(Method):
     ) -> list[GenerationResult]:
         # Without thoughts nothing has to be waited for: every prompt is read in one pass.
         one_pass = replace(config, think=False, prefill="speculative")
-        return answer(engine, prompts, one_pass, listen)
+        return super().answer(engine, prompts, one_pass, listen)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from strategies import Shape, fresh, steer
 
+from minits.checkpoint.tiny import ASSETS
 from minits.generation import generate_ids
 from minits.prefill import Intervention
 
@@ -99,3 +100,34 @@ def test_caches_go_back_to_their_pool(fast):
             generate_ids(engine, [[3] * 17, [4] * 9], max_new_tokens=9)
             made.append(sum(map(len, engine.pools.values())))
     assert made[-1] == made[0]  # from the second time on nothing new is made
+
+
+def test_the_public_names_of_the_package():
+    from minits import (
+        GenerationConfig,
+        GenerationResult,
+        Thought,
+        ThinkingConfig,
+        ThinkingStates,
+        accelerate,
+        generate,
+        generate_ids,
+        load,
+        save,
+        stream_ids,
+    )
+
+    model, tokenizer = load(ASSETS / "parity")
+    assert type(model) is ThinkingStates and type(model.config) is ThinkingConfig
+    prompt = "The coin starts at state heads. Alice flips the coin."
+    (plain,) = generate(model, tokenizer, [prompt])
+    engine = accelerate(model)  # the one that `generate` takes, wherever it runs
+    (found,) = generate(engine, tokenizer, [prompt])
+    assert type(found) is GenerationResult and found == plain
+    assert found.text.strip() == "The final state of the coin is tails."
+    ids = tokenizer.encode(prompt)
+    assert generate_ids(engine, [ids])[0].ids == found.ids
+    events = list(stream_ids(engine, ids, **vars(GenerationConfig())))
+    thoughts = [event for event in events if isinstance(event, Thought)]
+    assert [thought.ids for thought in thoughts] == found.thought_ids
+    assert callable(save)
