@@ -14,6 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import generate
+from minits.methods.thinking import one_step_a_chunk
 from minits.supervision import (
     MARKER,
     OVERFLOW_SEPARATOR,
@@ -180,6 +181,27 @@ def test_steps_out_of_order_are_an_error_that_names_the_step(positions):
 def test_steps_of_a_prompt_without_tokens_are_an_error():
     with pytest.raises(ValueError, match="no tokens"):
         steps_to_tokens([], [Step(0, "x")])
+
+
+@given(example=examples(), c=st.integers(1, 9))
+@example(Example("ab", (Step(1, "a"), Step(1, "b"), Step(2, "c")), "x"), 1)
+def test_one_step_a_chunk_moves_each_step_to_the_first_chunk_that_is_free(tokenizer, example, c):
+    _, offsets = tokenizer.encode_with_offsets(example.prompt)
+    moved = one_step_a_chunk(example, offsets, c)
+    assert [step.text for step in moved.steps] == [step.text for step in example.steps]
+    before = [home // c for home, _ in steps_to_tokens(offsets, example.steps)]
+    after = [home // c for home, _ in steps_to_tokens(offsets, moved.steps)]
+    last, free = (len(offsets) - 1) // c, 0
+    for own, found in zip(before, after):
+        assert found >= min(max(own, free), last) and (
+            found > own or found == own >= min(free, last)
+        )
+        if found > max(own, free):  # a character of several tokens ends there
+            first, end = offsets[max(own, free) * c], offsets[found * c]
+            assert first == end
+        free = found + 1
+    earlier = [chunk for chunk in after if chunk != last]
+    assert len(set(earlier)) == len(earlier)
 
 
 # -- whole examples ----------------------------------------------------------------------------------------------------
