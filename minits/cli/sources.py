@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
+from minits.checkpoint.download import finished_checkpoints, resolve
 from minits.checkpoint.files import listing
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ def open_model(flags: Any) -> Opened:
     folder = resolve(source, getattr(flags, "revision", None))
     choices = {name: getattr(flags, name, None) for name in CHOICES}
     kind = getattr(torch, dtype)
-    model, tokenizer, about = load_checkpoint(checkpoint_of(folder), kind, device, **choices)
+    model, tokenizer, about = load_checkpoint(folder, kind, device, **choices)
     return Opened(model if flags.plain else accelerate(model), tokenizer, about, folder)
 
 
