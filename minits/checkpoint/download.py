@@ -24,6 +24,10 @@ def resolve(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
     )
     holds = any((path / each).exists() for each in ("config.json", "run.json", "checkpoints"))
     if path.is_dir() and (like_a_path or holds):
+        if revision:
+            raise ValueError(
+                f"revision {revision}: {name} is a folder, which has none; only a hub id does."
+            )
         return path
     if like_a_path:
         near = path.parent

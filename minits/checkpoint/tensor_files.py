@@ -96,8 +96,8 @@ def load_exactly(
         handle = handles[path] = open_tensors(path)
         inside = set(handle.keys())
         for name in sorted(inside ^ (inside if indexed is None else indexed)):
-            other = "but not by the index" if name in inside else "by the index, but not really"
-            problems.append(f"in {path.name} {other}: {name}")
+            puts = "does not put" if name in inside else "puts"
+            problems.append(f"model.safetensors.index.json {puts} {name} into {path.name}")
         for name in sorted(inside):
             if name in found:
                 problems.append(f"twice: {name}")

@@ -144,8 +144,8 @@ def read_checkpoint(
     try:
         config.check(qwen)
     except ValueError as error:
-        source = "thinking.json" if about else "config.json"
-        raise ValueError(f"{folder / source}: {error}") from error
+        source = "thinking.json and config.json" if about else "config.json"
+        raise ValueError(f"{folder}, {source}: {error}") from error
     tokenizer = read_tokenizer(folder, eos_ids, pad_id, qwen.vocab_size)
     with torch.device("meta"), WithoutInit():
         model = ThinkingStates(Qwen2ForCausalLM(qwen), config, thinks=thinks)
@@ -253,12 +253,11 @@ def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
     for name in ("generation_config.json", "config.json"):
         file = read_json(folder / name) if present(folder / name) else {}
         for key, values in found.items():
-            value = file.get(key)
-            ids = value if isinstance(value, list) else [value]
-            if ids in ([], [None]):
+            value, several = file.get(key), key == "eos_token_id"
+            if value is None or (several and value == []):
                 continue
-            wrong = [i for i in ids if type(i) is not int or not 0 <= i < vocab_size]
-            if wrong or (key == "pad_token_id" and isinstance(value, list)):
+            ids = value if several and isinstance(value, list) else [value]
+            if any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
                 raise ValueError(
                     f"{folder / name}: {key} is {plain(repr(value))}, outside the vocabulary "
                     f"(0 … {vocab_size - 1}). Put back what it was."

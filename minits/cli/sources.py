@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minits.checkpoint.download import finished_checkpoints, resolve
-from minits.checkpoint.files import listing
+from minits.checkpoint.files import listing, plain
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
@@ -88,7 +88,7 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
         options = {option: mine[option] for option in kept if option in mine}
         return make_task(name, spell=str, **options)
     except ValueError as error:
-        raise ValueError(f"{folder}, thinking.json: {error}") from error
+        raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
 
 
 def describe_model(about: dict[str, Any]) -> str:
