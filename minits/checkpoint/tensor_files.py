@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from minits.checkpoint.files import flush, listing, plain, present, read_json, require
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # what weights may be, in the words of safetensors
+# What weights of a model are called; those beside the ones that are read must be a mistake.
 WEIGHTS = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 # The keys of config.json that make the first shapes that differ.
 SIZES = {
@@ -62,13 +63,13 @@ def weight_files(folder: Path) -> dict[Path, set[str] | None]:
 def weight_map(index: Path) -> dict[str, str]:
     """Which file holds each tensor, by the index.
 
-    Raises ValueError unless all of them are names of weight files in its folder.
+    Raises ValueError unless all are names of files in its folder.
     """
     found = read_json(index).get("weight_map")
     if not (found and isinstance(found, dict)):
         raise ValueError(f"{index} has no weight_map from tensors to files; download it again.")
     for name, file in found.items():
-        if not (isinstance(file, str) and WEIGHTS.fullmatch(file)):
+        if not (isinstance(file, str) and re.fullmatch(r"[\w.-]+\.safetensors", file)):
             raise ValueError(
                 f"{index}: weight_map has {plain(name)} in {plain(repr(file))}, which is no name "
                 "of a file of weights in this folder; download it again."

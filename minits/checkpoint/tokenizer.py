@@ -98,8 +98,8 @@ class Tokenizer:
             words = sorted(token for token in vocabulary if not token.startswith("<"))
             raise ValueError(
                 f"the word {plain(repr(text[at:end]))} is not in this small vocabulary, where a "
-                f"space belongs to the word after it: {plain(words, 800)}. Use these words, or a real "
-                "model with --model."
+                f"space belongs to the word after it: {plain(words, 800)}. Use these words, or a "
+                "real model with --model."
             )
         before = self.start_ids if start else []
         return [*before, *encoded.ids], [(0, 0)] * len(before) + encoded.offsets
@@ -141,8 +141,8 @@ def check_ids(raw: dict[str, Any], vocabulary: dict[str, int]) -> None:
         if vocabulary.get(added["content"]) != added["id"]:
             raise ValueError(f"added_tokens has {added['content']!r} with an id {added['id']}")
     unknown = raw["model"].get("unk_token")
-    if unknown and unknown not in vocabulary:
-        raise ValueError(f"unk_token {unknown!r} is no token")
+    if unknown is not None and unknown not in vocabulary:
+        raise ValueError(f"unk_token {unknown!r} is not in vocab")
 
 
 def culprit(path: Path) -> str:

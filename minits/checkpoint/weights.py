@@ -1,8 +1,10 @@
 """Hugging Face folder or hub id -> model, and back. Nothing is converted: names are file keys.
 
-A model folder holds config.json, generation_config.json, tokenizer.json and model.safetensors (or
-shards with an index). Training adds thinking.json (method, chunk size, layers, where it comes from)
-and thinking.safetensors (T and C), so that transformers loads the same folder as a plain Qwen2.5.
+A model folder holds config.json, generation_config.json (which is asked first for the ids that end
+a text), tokenizer.json and weights: the files that model.safetensors.index.json names, or where
+there is no index model.safetensors. Training adds thinking.json (method, chunk size, layers, where
+it comes from) and thinking.safetensors (T and C), so that transformers loads the same folder as a
+plain Qwen2.5.
 """
 import json
 from dataclasses import dataclass

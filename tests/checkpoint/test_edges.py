@@ -511,3 +511,19 @@ def test_loading_does_not_import_the_compiler():
     command = [sys.executable, "-c", code, str(ASSETS / "parity")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.stdout == "False\n", done.stderr
+
+
+# -- at the command line ---------------------------------------------------------------------------
+
+
+def test_a_command_tells_of_an_oddity_in_a_line_of_its_own(tmp_path):
+    def widen(tensors: dict) -> None:
+        tensors[NORM] = tensors[NORM].float()
+
+    folder = write_checkpoint(tmp_path, SHAPE, dtype=torch.bfloat16, change=widen)
+    command = [sys.executable, str(ASSETS.parents[1] / "run.py"), "infer", "Hi", "--device", "cpu"]
+    flags = ["--model", str(folder), "--max-new-tokens", "1"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120)
+    (line,) = [line for line in done.stderr.splitlines() if NORM in line]
+    assert line.startswith(f"{folder}: 1 tensors are of another precision")
+    assert "warn" not in done.stderr.lower(), done.stderr

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,8 @@ def changed(whole: Any, way: tuple, value: Any) -> Any:
 
 
 def answers(found: Checkpoint) -> list:
+    with suppress(ValueError):
+        found.tokenizer.encode("Zoë\n<eos> 5 <unk>")
     results = generate(found.model, found.tokenizer, PROMPTS, max_new_tokens=12)
     return [(result.ids, result.thought_ids) for result in results]
 
