@@ -26,8 +26,13 @@ class Tokenizer(Protocol):
 
     eos_id: int  # closes answers
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids, and of each the (start, end) characters of `text`."""
+    def encode_with_offsets(
+        self, text: str, start: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids, and of each the (start, end) characters of `text`.
+
+        start: with the token that begins a prompt, at (0, 0), if the tokenizer has one.
+        """
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ def steps_to_tokens(
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
     """The one way in which a prompt becomes ids, in training and in inference: by itself."""
-    return tokenizer.encode_with_offsets(text)[0]
+    return tokenizer.encode_with_offsets(text, start=True)[0]
 
 
 def encode_rest(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -156,7 +161,7 @@ def encode_example(
 
     Raises ValueError, naming the row, for a gold thought longer than `max_thought_tokens`.
     """
-    prompt, offsets = tokenizer.encode_with_offsets(example.prompt)
+    prompt, offsets = tokenizer.encode_with_offsets(example.prompt, start=True)
     ids = [*prompt, *encode_rest(tokenizer, example.answer), tokenizer.eos_id]
     c = config.chunk_size
     complete = (len(ids) - 1) // c  # the last token is never read

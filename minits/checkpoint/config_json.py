@@ -1,64 +1,88 @@
 """config.json <-> QwenConfig. Raises ValueError naming the file and what cannot be used in it."""
-from dataclasses import asdict
+import warnings
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from minits.checkpoint.files import plain, read_values
 from minits.qwen import QwenConfig
+from minits.settings import setting
 
-SUPPORTED = ("qwen2",)
-NEEDED = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
+FULL, SLIDING = KINDS = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """What config.json says that matters here; no other key is read.
+
+    The ranges leave out only what no model can have.
+    """
+
+    model_type: str = setting(choices=("qwen2",))
+    vocab_size: int = setting(least=1, most=2**24)
+    hidden_size: int = setting(least=1, most=2**16)
+    intermediate_size: int = setting(least=1, most=2**20)
+    num_hidden_layers: int = setting(least=1, most=1024)
+    num_attention_heads: int = setting(least=1, most=2**12)
+    rms_norm_eps: float = setting(above=0, most=0.01)
+    max_position_embeddings: int = setting(least=2, most=2**24)
+    num_key_value_heads: int | None = setting(None, least=1)
+    head_dim: int | None = setting(None, least=2, most=2**12)
+    hidden_act: str = setting("silu", choices=("silu",))
+    tie_word_embeddings: bool = setting(False)
+    is_causal: bool = setting(True, choices=(True,))  # some embedding models see both ways
+    attention_dropout: float = setting(0.0, least=0, most=1)
+    rope_theta: float | None = setting(None, least=1, most=1e12)
+    rope_parameters: dict | None = setting(None)
+    rope_scaling: dict | None = setting(None)
+    use_sliding_window: bool = setting(False)
+    sliding_window: int | None = setting(None, least=1, most=2**24)
+    max_window_layers: int | None = setting(None, least=0)
+    layer_types: list | None = setting(None)
+    quantization_config: dict | None = setting(None)
+
+
+@dataclass(frozen=True)
+class RopeFile:
+    """What stands in rope_parameters or rope_scaling."""
+
+    rope_type: str = setting("default", choices=("default",))  # others extend the context
+    type: str = setting("default", choices=("default",))  # its older name
+    rope_theta: float | None = setting(None, least=1, most=1e12)
+    partial_rotary_factor: float = setting(1.0, choices=(1,))
 
 
 def read_config(raw: dict[str, Any], where: str = "config.json") -> QwenConfig:
     """The configuration in the parsed file; `where` names it in messages."""
-    kind = raw.get("model_type")
-    if kind not in SUPPORTED:
+    file = read_values(ConfigFile, raw, where)
+    if file.quantization_config:
+        how = plain(file.quantization_config.get("quant_method", "in some way"), 40)
         raise ValueError(
-            f"{where}: model_type is {kind!r}; supported: {', '.join(SUPPORTED)}. Use a Qwen2 or "
-            "Qwen2.5 checkpoint."
+            f"{where}: quantization_config says that the weights are quantised ({how}). Use the "
+            "checkpoint that they were made from."
         )
-    missing = [key for key in NEEDED if raw.get(key) is None]
-    if missing:
+    if file.attention_dropout:
+        warnings.warn(f"{where}: attention_dropout {file.attention_dropout} is not applied here.")
+    heads, kv_heads = file.num_attention_heads, file.num_key_value_heads
+    head_dim, kv_heads = file.head_dim or file.hidden_size // heads, kv_heads or heads
+    if heads % kv_heads or (file.head_dim is None and file.hidden_size % heads) or head_dim % 2:
         raise ValueError(
-            f"{where}: lacks {', '.join(missing)}; download the checkpoint's config.json again."
+            f"{where}: num_attention_heads {heads} is no multiple of num_key_value_heads "
+            f"{kv_heads}, or hidden_size {file.hidden_size} none of the heads, or head_dim "
+            f"{head_dim} is odd."
         )
-    for key in NEEDED:
-        kinds = (int, float) if key == "rms_norm_eps" else (int,)
-        if type(raw[key]) not in kinds or not raw[key] > 0:
-            words = "number" if len(kinds) > 1 else "whole number"
-            raise ValueError(
-                f"{where}: {key} is {raw[key]!r}, not a positive {words}; download the "
-                "checkpoint's config.json again."
-            )
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"{where}: hidden_act is {raw['hidden_act']!r}; only 'silu' is supported.")
-    heads, layers = raw["num_attention_heads"], raw["num_hidden_layers"]
-    kv_heads = raw.get("num_key_value_heads") or heads
-    if heads % kv_heads or (raw.get("head_dim") is None and raw["hidden_size"] % heads):
-        raise ValueError(
-            f"{where}: {heads} heads do not divide by {kv_heads} kv heads, or hidden_size "
-            f"{raw['hidden_size']} by the heads."
-        )
-    window, sliding = sliding_attention(raw, layers, where)
+    window, sliding = sliding_attention(file, where)
     return QwenConfig(
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_hidden_layers=layers,
+        vocab_size=file.vocab_size,
+        hidden_size=file.hidden_size,
+        intermediate_size=file.intermediate_size,
+        num_hidden_layers=file.num_hidden_layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        rms_norm_eps=float(raw["rms_norm_eps"]),
-        rope_theta=rope_theta(raw, where),
-        max_position_embeddings=raw["max_position_embeddings"],
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        head_dim=head_dim,
+        rms_norm_eps=float(file.rms_norm_eps),
+        rope_theta=rope_theta(file, where),
+        max_position_embeddings=file.max_position_embeddings,
+        tie_word_embeddings=file.tie_word_embeddings,
         sliding_window=window,
         sliding_layers=sliding,
     )
@@ -68,9 +92,6 @@ def write_config(config: QwenConfig) -> dict[str, Any]:
     """The content of a config.json that reads back to `config`, here and in transformers."""
     raw = asdict(config)
     sliding, layers = raw.pop("sliding_layers"), config.num_hidden_layers
-    kinds = [
-        "sliding_attention" if layer in sliding else "full_attention" for layer in range(layers)
-    ]
     return raw | {
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
@@ -80,44 +101,50 @@ def write_config(config: QwenConfig) -> dict[str, Any]:
         "use_sliding_window": bool(sliding),
         # Older readers know only this: from there on, layers slide. layer_types says it exactly.
         "max_window_layers": min(sliding, default=layers),
-        "layer_types": kinds,
+        "layer_types": [SLIDING if layer in sliding else FULL for layer in range(layers)],
     }
 
 
-def rope_theta(raw: dict[str, Any], where: str) -> float:
+def rope_theta(file: ConfigFile, where: str) -> float:
     """The rotary base from either spelling.
 
     Silence about it is an error, for the usual 10000 would be wrong without a sign.
     """
-    nested = raw.get("rope_parameters") or {}
-    scaling = raw.get("rope_scaling") or {}
-    for settings in (nested, scaling):
-        kind = settings.get("rope_type", settings.get("type", "default"))
-        if kind != "default":
-            raise ValueError(
-                f"{where}: rope type {kind!r} is not supported, only 'default' (no context "
-                "extension)."
-            )
-    bases = (raw.get("rope_theta"), nested.get("rope_theta"))
+    bases = {file.rope_theta}
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = read_values(RopeFile, getattr(file, key) or {}, f"{where}, {key}")
+        bases.add(rope.rope_theta)
     found = {float(base) for base in bases if base is not None}
     if len(found) != 1:
         problem = "neither rope_theta nor rope_parameters"
         if found:
-            problem = f"contradictory rotary bases {sorted(found)}"
+            problem = f"contradictory values {sorted(found)} of rope_theta"
         raise ValueError(f"{where}: {problem}; set the one value that the model was trained with.")
     return found.pop()
 
 
-def sliding_attention(
-    raw: dict[str, Any], layers: int, where: str
-) -> tuple[int | None, tuple[int, ...]]:
+def sliding_attention(file: ConfigFile, where: str) -> tuple[int | None, tuple[int, ...]]:
     """(window in tokens, sliding layers); the window counts only where it is switched on."""
-    if not raw.get("use_sliding_window", False) or raw.get("sliding_window") is None:
+    layers, switched = file.num_hidden_layers, file.use_sliding_window and file.sliding_window
+    # transformers' default.
+    first = 28 if file.max_window_layers is None else file.max_window_layers
+    kinds = file.layer_types
+    if kinds is None:
+        sliding = tuple(range(first, layers))
+        return (file.sliding_window, sliding) if switched and sliding else (None, ())
+    wrong = [kind for kind in kinds if kind not in KINDS]
+    if wrong or len(kinds) != layers:
+        raise ValueError(
+            f"{where}: layer_types has {len(kinds)} entries for num_hidden_layers {layers}"
+            + (f", among them {plain(repr(wrong[0]))}, not one of {KINDS}." if wrong else ".")
+        )
+    sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
+    if not sliding:
         return None, ()
-    kinds = raw.get("layer_types")
-    if not kinds:
-        return raw["sliding_window"], tuple(range(raw.get("max_window_layers", layers), layers))
-    if len(kinds) != layers:
-        raise ValueError(f"{where}: layer_types has {len(kinds)} entries for {layers} layers.")
-    sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == "sliding_attention")
-    return raw["sliding_window"], sliding
+    if not switched or (file.max_window_layers is not None and sliding[0] < first):
+        raise ValueError(
+            f"{where}: layer_types lets layer {sliding[0]} slide, but use_sliding_window is "
+            f"{file.use_sliding_window}, sliding_window {file.sliding_window} and "
+            f"max_window_layers {file.max_window_layers}. Put back what they were."
+        )
+    return file.sliding_window, sliding

@@ -5,22 +5,30 @@ from pathlib import Path
 from minits.checkpoint.files import listing
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-WANTED = ["*.json", "*.safetensors"]  # files of a hub repository that we read
+# Files of a hub repository that we read, or that go with a model into its checkpoints.
+WANTED = ["*.json", "*.safetensors", "merges.txt", "chat_template*"]
 
 
 def resolve(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
-    """The local folder of a path or hub id. What looks like a path is never sent to the hub."""
+    """The local folder of a path or hub id. What looks like a path is never sent to the hub.
+
+    A folder of a hub id's name wins if it holds a model or a run.
+    """
     name, path = str(folder_or_hub_id), Path(folder_or_hub_id).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    if path.exists() and not path.is_dir():
         raise ValueError(f"{name} is a file; give the folder that holds it.")
     like_a_path = (
         isinstance(folder_or_hub_id, Path)
         or not HUB_ID.fullmatch(name)
-        or name.startswith(".")
-        or Path(name).parent.is_dir()
+        or name.startswith((".", "runs/"))
     )
+    holds = any((path / each).exists() for each in ("config.json", "run.json", "checkpoints"))
+    if path.is_dir() and (like_a_path or holds):
+        if revision:
+            raise ValueError(
+                f"revision {revision}: {name} is a folder, which has none; only a hub id does."
+            )
+        return path
     if like_a_path:
         near = path.parent
         raise FileNotFoundError(
@@ -46,7 +54,8 @@ def download(hub_id: str, revision: str | None) -> Path:
         offline = ", HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
         raise FileNotFoundError(
             f"{at} could not be had: {said} (cache: {constants.HF_HUB_CACHE}{offline}). Check the "
-            "id, --revision and the network, or give a local folder."
+            f"id, --revision and the network, or give a local folder with a model ({hub_id} here "
+            f"holds {listing(Path(hub_id))})."
         ) from error
 
 

@@ -4,10 +4,21 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+
+from minits.settings import check_settings
+
+
+def plain(text: object, most: int = 200) -> str:
+    """Foreign text as it may stand in a message: its middle left out, control characters shown."""
+    text, half = str(text), most // 2
+    if len(text) > most:
+        text = f"{text[:half]} … {len(text) - 2 * half} characters … {text[-half:]}"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def listing(folder: Path, most: int = 8) -> str:
@@ -38,6 +49,8 @@ def require(path: Path) -> Path:
             f"{path.parent} has no {path.name} (it holds {listing(path.parent)}). Copy it from "
             "where the model came from."
         )
+    if not path.is_file():  # reading a named pipe would wait for ever
+        raise ValueError(f"{path} is not a file. Copy it from where the model came from.")
     return path
 
 
@@ -48,15 +61,35 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     require(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # the latter: nested a thousand times
         raise ValueError(
-            f"{path} is not valid JSON ({error}); download or write it again."
+            f"{path} is not valid JSON ({plain(error)}); download or write it again."
         ) from error
     if not isinstance(value, dict):
         kind = type(value).__name__
         raise ValueError(f"{path} holds a {kind}, not a JSON object; download or write it again.")
     return value
+
+
+def read_values(kind: type, raw: dict[str, Any], where: Path | str) -> Any:
+    """The keys of `raw` that the dataclass `kind` has, each checked as its `setting` says.
+
+    Null is as good as no key. Raises ValueError naming the file, `where`, and the key.
+    """
+    found = {
+        each.name: raw[each.name] for each in fields(kind) if raw.get(each.name) is not None
+    }
+    needed = [each.name for each in fields(kind) if each.default is MISSING]
+    missing = [name for name in needed if name not in found]
+    if missing:
+        raise ValueError(
+            f"{where}: lacks {', '.join(missing)}; copy the file again from where it came."
+        )
+    try:
+        return check_settings(kind(**found))
+    except ValueError as error:
+        raise ValueError(f"{where}: {plain(error)} Put back what it was.") from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,11 +2,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from minits.checkpoint.files import require
+from minits.checkpoint.files import plain, require
 
 UNKNOWN = "<unk>"
 
@@ -14,33 +16,54 @@ UNKNOWN = "<unk>"
 class Tokenizer:
     """A Hugging Face `tokenizer.json` with the ids that end a text.
 
-    Control tokens (`<|endoftext|>` and the like) that stand in a text stay text: a prompt is data.
-    Qwen2.5 has no start token and none is added.
+    Control tokens ("special": `<|endoftext|>` and the like) that stand in a text stay text: a
+    prompt is data. Words that were added to the vocabulary without being special are one id each.
     """
 
-    def __init__(self, definition: str, eos_ids: tuple[int, ...], pad_id: int) -> None:
-        """definition: the JSON of tokenizer.json. eos_ids: the first closes answers, thoughts."""
+    def __init__(
+        self,
+        definition: str,  # the JSON of tokenizer.json
+        eos_ids: tuple[int, ...],  # the first closes answers and thoughts
+        pad_id: int,
+        companions: dict[str, bytes] | None = None,  # files that go with it, by name
+    ) -> None:
         self.definition, self.eos_ids, self.pad_id = definition, eos_ids, pad_id
-        self._decoder = Backend.from_str(definition)
-        # Encoding goes through a copy without added tokens, so that no spelling of one can be
-        # recognised in a text.
-        plain = json.loads(definition) | {"added_tokens": [], "post_processor": None}
-        self._encoder = Backend.from_str(json.dumps(plain))
-        self._unknown = self._decoder.token_to_id(UNKNOWN)
-        self.known_ids = frozenset(self._decoder.get_vocab(with_added_tokens=True).values())
+        self.companions = companions or {}
+        raw = json.loads(definition)
+        self._decoder, self._encoder = (Backend.from_str(definition) for _ in range(2))
+        self._encoder.encode_special_tokens = True  # as text
+        # Tokenizers that were called with them keep truncation and padding in the file.
+        self._encoder.no_truncation()
+        self._encoder.no_padding()
+        self._encoder.post_processor = None  # it may move offsets
+        if hasattr(self._encoder.model, "dropout"):
+            self._encoder.model.dropout = None
+        self._unknown = self._decoder.token_to_id(raw["model"].get("unk_token") or UNKNOWN)
+        self.start_ids = start_ids(raw)  # of a prompt
+        vocabulary = self._decoder.get_vocab(with_added_tokens=True)
+        self.known_ids = frozenset(vocabulary.values())
+        check_ids(raw, vocabulary)
 
     @classmethod
-    def from_folder(cls, folder: Path, eos_ids: tuple[int, ...], pad_id: int) -> Tokenizer:
+    def from_folder(
+        cls,
+        folder: Path,
+        eos_ids: tuple[int, ...],
+        pad_id: int,
+        companions: dict[str, bytes] | None = None,
+    ) -> Tokenizer:
         """Reads folder/tokenizer.json.
 
         Raises FileNotFoundError or ValueError saying what is there instead.
         """
         path = require(folder / "tokenizer.json")
         try:
-            return cls(path.read_text(encoding="utf-8"), eos_ids, pad_id)
+            definition = path.read_bytes().decode()
+            return cls(definition, eos_ids, pad_id, companions)
         except Exception as error:  # the package raises bare Exception for a malformed file
             raise ValueError(
-                f"{path} is not a readable tokenizer: {error}. Download it again."
+                f"{path} is not a readable tokenizer: {culprit(path)}{plain(error)}. Download it "
+                "again."
             ) from error
 
     @property
@@ -52,30 +75,34 @@ class Tokenizer:
         """Ids of `text`. Raises as `encode_with_offsets`."""
         return self.encode_with_offsets(text)[0]
 
-    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(
+        self, text: str, start: bool = False
+    ) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids, and (start, end) of each in characters of `text` as given, not as normalised.
 
-        Control tokens in it stay text. Raises ValueError for a word that the vocabulary lacks, or
-        for what is no text.
+        start: with the tokens that begin a prompt, at (0, 0), if the tokenizer's template has any.
+
+        Raises ValueError for a word that the vocabulary lacks, or for what is no text.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             # So Python shows bytes of another encoding, on the command line for one.
             raise ValueError(
-                f"{text!r} is not UTF-8 text: {error.reason}. Convert it first."
+                f"{plain(repr(text))} is not UTF-8 text: {error.reason}. Convert it first."
             ) from error
         encoded = self._encoder.encode(text, add_special_tokens=False)
         if self._unknown is not None and self._unknown in encoded.ids:
-            start, end = encoded.offsets[encoded.ids.index(self._unknown)]
+            at, end = encoded.offsets[encoded.ids.index(self._unknown)]
             vocabulary = self._encoder.get_vocab()
             words = sorted(token for token in vocabulary if not token.startswith("<"))
             raise ValueError(
-                f"the word {text[start:end]!r} is not in this small vocabulary, where a space "
-                f"belongs to the word after it: {words}. Use these words, or a real model with "
-                "--model."
+                f"the word {plain(repr(text[at:end]))} is not in this small vocabulary, where a "
+                f"space belongs to the word after it: {plain(words, 800)}. Use these words, or a "
+                "real model with --model."
             )
-        return encoded.ids, encoded.offsets
+        before = self.start_ids if start else []
+        return [*before, *encoded.ids], [(0, 0)] * len(before) + encoded.offsets
 
     def decode(self, ids: list[int]) -> str:
         """Text of `ids`; control tokens are shown, ids that the tokenizer lacks are left out."""
@@ -93,6 +120,41 @@ class Tokenizer:
     def decoder(self) -> TextDecoder:
         """A decoder for ids that come one by one."""
         return TextDecoder(self)
+
+
+def start_ids(raw: dict[str, Any]) -> list[int]:
+    """What a tokenizer.json's template puts before a text."""
+    processor, ids = raw.get("post_processor") or {}, []
+    for template in processor.get("processors", [processor]):
+        for piece in template.get("single", []):
+            if "Sequence" in piece:
+                break
+            ids += template["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+    return ids
+
+
+def check_ids(raw: dict[str, Any], vocabulary: dict[str, int]) -> None:
+    """Raises ValueError where a tokenizer.json contradicts itself, which the package lets pass."""
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise ValueError("vocab gives one id to two tokens")
+    for added in raw.get("added_tokens") or []:
+        if vocabulary.get(added["content"]) != added["id"]:
+            raise ValueError(f"added_tokens has {added['content']!r} with an id {added['id']}")
+    unknown = raw["model"].get("unk_token")
+    if unknown is not None and unknown not in vocabulary:
+        raise ValueError(f"unk_token {unknown!r} is not in vocab")
+
+
+def culprit(path: Path) -> str:
+    """The key of a tokenizer.json without which it could be read, and a colon; else nothing."""
+    with suppress(Exception):
+        raw = json.loads(path.read_bytes())
+        for key in ("", *raw):
+            with suppress(Exception):
+                Backend.from_str(json.dumps({k: v for k, v in raw.items() if k != key}))
+                return f"{key}: " if key else ""
+        return "model: "
+    return ""
 
 
 class TextDecoder:

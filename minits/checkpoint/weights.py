@@ -1,28 +1,81 @@
 """Hugging Face folder or hub id -> model, and back. Nothing is converted: names are file keys.
 
-A model folder holds config.json, generation_config.json, tokenizer.json and model.safetensors (or
-shards with an index). Training adds thinking.json (method, chunk size, layers, where it comes from)
-and thinking.safetensors (T and C), so that transformers loads the same folder as a plain Qwen2.5.
+A model folder holds config.json, generation_config.json (which is asked first for the ids that end
+a text), tokenizer.json and weights: the files that model.safetensors.index.json names, or where
+there is no index model.safetensors. Training adds thinking.json (method, chunk size, layers, where
+it comes from) and thinking.safetensors (T and C), so that transformers loads the same folder as a
+plain Qwen2.5.
 """
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from minits.checkpoint.config_json import read_config, write_config
 from minits.checkpoint.download import checkpoint_of, resolve
-from minits.checkpoint.files import listing, new_folder, present, read_json
-from minits.checkpoint.tensor_files import load_exactly, weight_files, write_tensors
+from minits.checkpoint.files import (
+    listing,
+    new_folder,
+    plain,
+    present,
+    read_json,
+    read_values,
+    require,
+)
+from minits.checkpoint.tensor_files import load_exactly, told_from, weight_files, write_tensors
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.qwen import Qwen2ForCausalLM, QwenConfig
+from minits.settings import setting
 from minits.thinking import ThinkingConfig, ThinkingStates
 
 # What a training fixes of Thinking States, in thinking.json.
 CHOICES = ("chunk_size", "inject_after", "extract_after")
-# Methods without T and C, for checkpoints that do not say whether they have them (`thinks`).
-WITHOUT_BLOCKS = ("no-cot", "cot")
+# Whether methods have T and C, for checkpoints that do not say so themselves (`thinks`).
+THINKS = {"thinking": True, "no-cot": False, "cot": False}
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+# What goes with the weights, untouched, from the base into every checkpoint.
+COMPANIONS = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+)
+
+
+@dataclass(frozen=True)
+class ThinkingFile:
+    """What thinking.json says, but for the options of the task."""
+
+    chunk_size: int = setting(least=1)
+    inject_after: int = setting(least=0)
+    extract_after: int = setting(least=0)
+    thinks: bool | None = setting(None)  # whether T and C were saved
+    max_thought_tokens: int | None = setting(None, least=1)
+    method: str | None = setting(None)
+    task: str | None = setting(None)
+    base_model: str | None = setting(None)
+    seed: int | None = setting(None)
+    step: int | None = setting(None, least=0)
+
+
+class WithoutInit(TorchFunctionMode):
+    """Within, modules are made without initial values: those of a checkpoint come at once.
+
+    Else nn.Embedding, on the meta device, imports torch._dynamo (1.6 of 1.6 s for a 0.5B model).
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return None
+        return function(*args, **(kwargs or {}))
 
 
 class Checkpoint(NamedTuple):
@@ -50,48 +103,73 @@ def load(
     Raises FileNotFoundError for what is missing, ValueError for what does not fit, a value that
     contradicts a trained run included.
     """
-    folder = checkpoint_of(resolve(folder_or_hub_id, revision))
+    folder = resolve(folder_or_hub_id, revision)
     asked = dict(zip(CHOICES, (chunk_size, inject_after, extract_after)))
     return load_checkpoint(folder, dtype, device, **asked)[:2]
 
 
 def load_checkpoint(
-    folder: Path,  # a model folder
+    folder: Path,  # a model folder, or a run folder for its newest checkpoint
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     **asked: int | None,  # as for `load`
 ) -> Checkpoint:
     """As `load`, with what thinking.json says."""
+    check_dtype(dtype)
+    while True:
+        found = checkpoint_of(folder)
+        try:
+            return read_checkpoint(found, dtype, device, asked)
+        except (ValueError, OSError):
+            # A training beside this one saves a newer checkpoint and removes this one.
+            if checkpoint_of(folder) == found:
+                raise
+
+
+def read_checkpoint(
+    folder: Path,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    asked: dict[str, int | None],
+) -> Checkpoint:
+    """As `load_checkpoint`, of a model folder."""
     qwen = config_of(folder)
     eos_ids, pad_id = special_ids(folder, qwen.vocab_size)
     about = read_about(folder)
     choices = choose(folder, qwen, about, {k: v for k, v in asked.items() if v is not None})
-    thinks = about.get("thinks", about.get("method") not in WITHOUT_BLOCKS)
+    thinks = thinks_of(folder, about)
     room = qwen.max_position_embeddings - choices["chunk_size"]
-    limit = about.get("max_thought_tokens", min(64, room))
+    limit = about.get("max_thought_tokens") or min(64, room)
     config = ThinkingConfig(
         **choices, eos_ids=eos_ids, pad_id=pad_id, max_thought_tokens=limit
     )
-    with torch.device("meta"):
+    try:
+        config.check(qwen)
+    except ValueError as error:
+        source = "thinking.json and config.json" if about else "config.json"
+        raise ValueError(f"{folder}, {source}: {error}") from error
+    tokenizer = read_tokenizer(folder, eos_ids, pad_id, qwen.vocab_size)
+    with torch.device("meta"), WithoutInit():
         model = ThinkingStates(Qwen2ForCausalLM(qwen), config, thinks=thinks)
     tied = qwen.tie_word_embeddings
-    load_exactly(model.backbone, weight_files(folder), dtype, device, tied=tied)
-    model.backbone.tie()
-    if thinks and about:
-        load_exactly(blocks_of(model), [folder / "thinking.safetensors"], dtype, device)
-    elif thinks:
-        blocks_of(model).to_empty(device=device).to(dtype)
-        model.copy_blocks()
-    tokenizer = Tokenizer.from_folder(folder, eos_ids, pad_id)
+    with told_from(folder, device):
+        load_exactly(model.backbone, weight_files(folder), dtype, device, tied=tied)
+        model.backbone.tie()
+        if thinks and about:
+            load_exactly(blocks_of(model), {folder / "thinking.safetensors": None}, dtype, device)
+        elif thinks:
+            blocks_of(model).to_empty(device=device).to(dtype)
+            model.copy_blocks()
     model.blocked = blocked_ids(tokenizer, qwen.vocab_size).to(device)
-    unknown = [i for i in eos_ids if model.blocked[i]]
-    if unknown:
-        raise ValueError(
-            f"{folder}: the id {unknown[0]} that ends a text is no token of tokenizer.json, so "
-            "nothing would ever end. Use the tokenizer and generation_config.json of one and the "
-            "same checkpoint."
-        )
     return Checkpoint(model.eval(), tokenizer, about)
+
+
+def check_dtype(dtype: torch.dtype) -> torch.dtype:
+    """`dtype` itself; raises ValueError if weights cannot be of it."""
+    if dtype not in DTYPES:
+        known = ", ".join(map(str, DTYPES))
+        raise ValueError(f"weights of type {dtype} are not supported; use one of {known}.")
+    return dtype
 
 
 def choose(
@@ -146,36 +224,81 @@ def read_about(folder: Path) -> dict[str, Any]:
     if not present(path) and not present(folder / "thinking.safetensors"):
         return {}
     about = read_json(path)
-    for name in CHOICES:
-        if type(about.get(name)) is not int:
-            raise ValueError(
-                f"{path}: {name} is {about.get(name)!r}, not a whole number. Put back what "
-                "training wrote."
-            )
+    read_values(ThinkingFile, about, path)
     return about
+
+
+def thinks_of(folder: Path, about: dict[str, Any]) -> bool:
+    """Whether the model in `folder` has T and C; a plain Qwen2.5 gets them.
+
+    Raises ValueError where `thinks`, the method and the files contradict one another.
+    """
+    if not about:
+        return True
+    method, thinks = about.get("method"), about.get("thinks")
+    if thinks is None:
+        thinks = THINKS.get(method)
+    blocks = present(folder / "thinking.safetensors")
+    if thinks is None or THINKS.get(method, thinks) != thinks or blocks > thinks:
+        there = "there is a" if blocks else "there is no"
+        raise ValueError(
+            f"{folder / 'thinking.json'}: method is {plain(repr(method))} and thinks "
+            f"{about.get('thinks')}, and {there} thinking.safetensors; this contradicts itself, or "
+            "is not known. Put back what training wrote."
+        )
+    return thinks
 
 
 def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
     """(ids that end a text, the id that pads) from generation_config.json, else config.json."""
-    names = ("generation_config.json", "config.json")
-    files = [read_json(folder / name) for name in names if present(folder / name)]
-    ends = (file.get("eos_token_id") for file in files)
-    eos = next((end for end in ends if end not in (None, [])), None)
-    if eos is None:
+    found: dict[str, list[list[int]]] = {"eos_token_id": [], "pad_token_id": []}
+    for name in ("generation_config.json", "config.json"):
+        file = read_json(folder / name) if present(folder / name) else {}
+        for key, values in found.items():
+            value, several = file.get(key), key == "eos_token_id"
+            if value is None or (several and value == []):
+                continue
+            ids = value if several and isinstance(value, list) else [value]
+            if any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
+                raise ValueError(
+                    f"{folder / name}: {key} is {plain(repr(value))}, outside the vocabulary "
+                    f"(0 … {vocab_size - 1}). Put back what it was."
+                )
+            values.append(ids)
+    ends, pads = found.values()
+    if not ends:
         raise ValueError(
             f"{folder}: neither generation_config.json nor config.json names an eos_token_id; add "
             "the id that ends a text (151643 for Qwen2.5 base models)."
         )
-    eos_ids = tuple(dict.fromkeys(eos if isinstance(eos, list) else [eos]))
-    pads = (file.get("pad_token_id") for file in files)
-    pad = next((pad for pad in pads if pad is not None), eos_ids[0])
-    for i in (*eos_ids, pad):
-        if not (isinstance(i, int) and 0 <= i < vocab_size):
-            raise ValueError(
-                f"{folder}: eos or pad id {i} is outside the vocabulary (0 … {vocab_size - 1}); "
-                "correct generation_config.json or config.json."
-            )
-    return eos_ids, pad
+    return tuple(dict.fromkeys(ends[0])), (pads or ends)[0][0]
+
+
+def read_tokenizer(
+    folder: Path, eos_ids: tuple[int, ...], pad_id: int, vocab_size: int
+) -> Tokenizer:
+    """The tokenizer of a model folder, with the files that go with it into every checkpoint."""
+    companions = {
+        path.name: require(path).read_bytes()
+        for pattern in COMPANIONS
+        for path in folder.glob(pattern)
+    }
+    tokenizer = Tokenizer.from_folder(folder, eos_ids, pad_id, companions)
+    unknown = [i for i in eos_ids if i not in tokenizer.known_ids]
+    if unknown:
+        raise ValueError(
+            f"{folder}: the id {unknown[0]} that ends a text (eos_token_id) is no token of "
+            "tokenizer.json, so nothing would ever end. Use the tokenizer and "
+            "generation_config.json of one and the same checkpoint."
+        )
+    highest = max(tokenizer.known_ids)
+    if highest >= vocab_size:
+        token = plain(repr(tokenizer.token(highest)))
+        raise ValueError(
+            f"{folder / 'tokenizer.json'}: vocab gives {token} the id {highest}, outside "
+            f"vocab_size {vocab_size} of config.json. Use the two of one and the same checkpoint."
+        )
+    return tokenizer
 
 
 # -- saving ----------------------------------------------------------------------------------------
@@ -186,10 +309,12 @@ def save(
     tokenizer: Tokenizer,
     folder: Path,
     about: dict[str, Any],  # method and origin, for thinking.json
+    dtype: torch.dtype | None = None,  # of the files; None: as the weights are
 ) -> None:
     """Writes a new model folder whole or not at all.
 
-    Raises ValueError if there is something at `folder` already.
+    What lay beside the tokenizer, when it was loaded, goes with it. Raises ValueError if there is
+    something at `folder` already.
     """
     if present(folder):
         raise ValueError(
@@ -197,35 +322,50 @@ def save(
             "folder."
         )
     with new_folder(folder) as unfinished:
-        write_model(model, tokenizer, unfinished, about)
+        write_model(model, tokenizer, unfinished, about, dtype)
 
 
 def write_model(
-    model: ThinkingStates, tokenizer: Tokenizer, folder: Path, about: dict[str, Any]
+    model: ThinkingStates,
+    tokenizer: Tokenizer,
+    folder: Path,
+    about: dict[str, Any],
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Writes the files of `save` into the existing `folder`."""
     config, qwen, state = model.config, model.backbone.config, model.backbone.state_dict()
+    dtype = check_dtype(dtype or model.backbone.lm_head.weight.dtype)
     if qwen.tie_word_embeddings:
         # The same storage as the embedding: written once, tied again on loading.
         del state["lm_head.weight"]
-    write_tensors(state, folder / "model.safetensors")
+    write_tensors(state, folder / "model.safetensors", dtype)
     if model.thinks:
-        write_tensors(blocks_of(model).state_dict(), folder / "thinking.safetensors")
+        write_tensors(blocks_of(model).state_dict(), folder / "thinking.safetensors", dtype)
+    for name, content in tokenizer.companions.items():
+        (folder / name).write_bytes(content)
     ids = {"eos_token_id": list(config.eos_ids), "pad_token_id": config.pad_id}
-    dtype = str(model.backbone.lm_head.weight.dtype).removeprefix("torch.")
     choices = {name: getattr(config, name) for name in CHOICES}
     written = {"thinks": model.thinks, "max_thought_tokens": config.max_thought_tokens}
+    written_as = str(dtype).removeprefix("torch.")
+    # The base's other keys stay; all of them where it says the same, perhaps in other words.
+    base, sampling = (
+        json.loads(tokenizer.companions.get(name, "{}"))
+        for name in ("config.json", "generation_config.json")
+    )
+    said = base if base and read_config(base) == qwen else base | write_config(qwen)
+    types = {key: written_as for key in ("torch_dtype", *({"dtype"} & set(base)))}
     contents = {
-        "config.json": write_config(qwen) | ids | {"torch_dtype": dtype},
-        "generation_config.json": ids,
-        "tokenizer_config.json": {
+        "config.json": said | ids | types,
+        "generation_config.json": sampling | ids,
+        "thinking.json": about | choices | written,
+    }
+    if "tokenizer_config.json" not in tokenizer.companions:
+        contents["tokenizer_config.json"] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": tokenizer.token(config.eos_ids[0]),
             "pad_token": tokenizer.token(config.pad_id),
-        },
-        "thinking.json": about | choices | written,
-    }
+        }
     for name, content in contents.items():
         text = json.dumps(content, indent=2) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
-    (folder / "tokenizer.json").write_text(tokenizer.definition, encoding="utf-8")
+    (folder / "tokenizer.json").write_bytes(tokenizer.definition.encode())

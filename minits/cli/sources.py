@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
-from minits.checkpoint.files import listing
+from minits.checkpoint.download import finished_checkpoints, resolve
+from minits.checkpoint.files import listing, plain
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
@@ -68,7 +68,7 @@ def open_model(flags: Any) -> Opened:
     folder = resolve(source, getattr(flags, "revision", None))
     choices = {name: getattr(flags, name, None) for name in CHOICES}
     kind = getattr(torch, dtype)
-    model, tokenizer, about = load_checkpoint(checkpoint_of(folder), kind, device, **choices)
+    model, tokenizer, about = load_checkpoint(folder, kind, device, **choices)
     return Opened(model if flags.plain else accelerate(model), tokenizer, about, folder)
 
 
@@ -88,7 +88,7 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
         options = {option: mine[option] for option in kept if option in mine}
         return make_task(name, spell=str, **options)
     except ValueError as error:
-        raise ValueError(f"{folder}, thinking.json: {error}") from error
+        raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
 
 
 def describe_model(about: dict[str, Any]) -> str:

@@ -50,8 +50,11 @@ class TrainSettings(Machine):
     extract_after: int | None = setting(
         None, "L_out: layers before H is taken; default: all but the last", least=0
     )
-    window: int = setting(
-        16, "sliding attention of the tiny thinking model, in tokens; 0: dense", least=0
+    window: int | None = setting(
+        None,
+        "sliding attention of the tiny model, in tokens; 0: dense; default: 16 where the method "
+        "thinks, else 0",
+        least=0,
     )
     steps: int | None = setting(None, "optimizer steps; default: by recipe", least=1)
     batch_size: int | None = setting(
@@ -121,8 +124,16 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
     check_settings(settings, flag)
     recipe = recipe_of(task, settings.method, settings.model)
     chosen = {name: value for name, value in recipe.items() if getattr(settings, name) is None}
-    if settings.model == "tiny" and settings.extract_after is None:
+    tiny = settings.model == "tiny"
+    if tiny and settings.extract_after is None:
         chosen["extract_after"] = 3
+    if settings.window is None:
+        chosen["window"] = 16 if tiny and METHODS[settings.method].thinks else 0
+    elif not tiny:
+        raise ValueError(
+            f"--window {settings.window}: only the tiny model is made with a window. The attention "
+            f"of {settings.model} is as its config.json says; leave --window out."
+        )
     device, dtype = resolve_device(settings.device, settings.dtype)
     if dtype == "float64":
         raise ValueError(

@@ -10,16 +10,17 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
 from minits.checkpoint.download import finished_checkpoints
-from minits.checkpoint.files import flush, new_folder, read_json, require, write_text
+from minits.checkpoint.files import flush, new_folder, plain, read_json, require, write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import write_model
 from minits.methods import METHODS, Method, make_method
 from minits.settings import check_settings
-from minits.tasks import Task, make_task, options_of
+from minits.tasks import TASKS, Task, make_task, options_of
 from minits.thinking import ThinkingStates
 from minits.training.recipe import TrainSettings, names_of
 
@@ -52,14 +53,15 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
         settings = TrainSettings(**{name: found[name] for name in found if name in SETTINGS})
         check_settings(settings)
         # Runs of older versions name the options of every task, None where they have none.
-        options = {name: value for name, value in options.items() if value is not None}
+        own = names_of(TASKS[settings.task]) if settings.task in TASKS else ()
+        options = {k: value for k, value in options.items() if value is not None or k in own}
         known = names_of(METHODS[settings.method]) if settings.method in METHODS else set()
         mine = {name: options.pop(name) for name in known & set(options)}
         task = make_task(settings.task, spell=str, **options)
         return settings, task, make_method(settings.method, **mine)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: {error} Put back what it was, or start a new run."
+            f"{path}: {plain(error)} Put back what it was, or start a new run."
         ) from error
 
 
@@ -99,6 +101,9 @@ def read_state(folder: Path, device: str) -> dict[str, Any] | None:
         return None
     path = require(checkpoints[-1] / "training_state.pt")
     try:
+        with ZipFile(path) as parts:  # torch.load passes over the checksums
+            if broken := parts.testzip():
+                raise ValueError(broken)
         state = torch.load(path, map_location=device, weights_only=True)
         return {"stage": 0} | state | {name: state[name] for name in ("optimizer", "step")}
     except (OSError, torch.OutOfMemoryError):

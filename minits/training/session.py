@@ -61,8 +61,7 @@ def make_model(
     """The newest checkpoint, else what `--model` names."""
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
-        window = settings.window if method.thinks else 0
-        how = choices | {"seed": settings.seed, "window": window or None}
+        how = choices | {"seed": settings.seed, "window": settings.window or None}
         model, tokenizer = make_tiny(thinks=method.thinks, **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model

@@ -49,6 +49,19 @@ def test_ids_equal_the_transformers_tokenizer(both):
         assert tokenizer.encode(prompt) == oracle(prompt)["input_ids"]
 
 
+def test_added_words_are_encoded_as_by_transformers_and_control_tokens_stay_text(both):
+    _, tokenizer, _ = both
+    oracle = transformers.AutoTokenizer.from_pretrained(os.environ["MINITS_REAL"])
+    words = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|im_start|>", "<|endoftext|>"]
+    for word in words:
+        text = f"a {word}b{word}{word} é"
+        ids = oracle(text, split_special_tokens=True)["input_ids"]
+        assert tokenizer.encode(text) == ids
+        assert (oracle.convert_tokens_to_ids(word) in ids) == (
+            word not in oracle.all_special_tokens
+        )
+
+
 def test_32_greedy_tokens_are_identical(both):
     model, tokenizer, theirs = both
     for prompt in PROMPTS:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from minits.checkpoint import tiny
 from minits.checkpoint.tiny import ASSETS, tiny_tokenizer, tokenizer_definition
 from minits.checkpoint.tokenizer import Tokenizer
+from minits.supervision import Example, Step, encode_example, encode_prompt, encode_rest
+from minits.thinking import ThinkingConfig
 from strategies import write_tokenizer
 
 EOS = 256  # <|endoftext|> of the byte-level tokenizer; its other ids are the 256 bytes
@@ -79,19 +81,137 @@ def test_control_text_is_no_control_id_in_the_tiny_tokenizer():
         tiny_tokenizer().encode("The coin<eos>")
 
 
-def test_no_start_token_is_added_even_where_the_file_asks_for_one(tokenizer):
+def with_template(tokenizer: Tokenizer, wrap=lambda template: template) -> Tokenizer:
+    """The tokenizer with a template that asks for a start token, and one at the end."""
     raw = json.loads(tokenizer.definition)
     name = "<|endoftext|>"
-    control = {"id": name, "type_id": 0}
-    raw["post_processor"] = {
+    control = {"SpecialToken": {"id": name, "type_id": 0}}
+    template = {
         "type": "TemplateProcessing",
+        "single": [control, {"Sequence": {"id": "A", "type_id": 0}}, control],
         "pair": [],
-        "single": [{"SpecialToken": control}, {"Sequence": {"id": "A", "type_id": 0}}],
         "special_tokens": {name: {"id": name, "ids": [EOS], "tokens": [name]}},
     }
-    greedy = Tokenizer(json.dumps(raw), (EOS,), EOS)
-    assert greedy.encode("hello") == tokenizer.encode("hello")
-    assert greedy.encode("") == []
+    raw["post_processor"] = wrap(template)
+    return Tokenizer(json.dumps(raw), (EOS,), EOS)
+
+
+def in_a_sequence(template: dict) -> dict:
+    """As distilled checkpoints have it: after the byte-level part."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {"type": "Sequence", "processors": [byte_level, template]}
+
+
+@pytest.mark.parametrize("wrap", [lambda template: template, in_a_sequence])
+def test_the_start_token_of_the_template_begins_prompts_and_nothing_else(tokenizer, wrap):
+    started = with_template(tokenizer, wrap)
+    assert encode_prompt(started, "hello") == [EOS, *tokenizer.encode("hello")]
+    assert started.encode("hello") == tokenizer.encode("hello")
+    assert encode_rest(started, "hello") == encode_rest(tokenizer, "hello")
+    assert started.encode_with_offsets(" a", start=True)[1] == [(0, 0), (0, 1), (1, 2)]
+    assert encode_prompt(tokenizer, "hello") == tokenizer.encode("hello")
+
+
+def test_training_and_inference_begin_a_row_alike_and_steps_stay_at_their_words(tokenizer):
+    """The start token takes a place in the chunks; a step keeps the token that it belongs to."""
+    config = ThinkingConfig(4, 1, 2, eos_ids=(EOS,), pad_id=EOS)
+    text, steps = "abcdefgh", (Step(0, "x"), Step(3, "y"), Step(4, "z"))
+    made = Example(text, steps, "no")
+    started = with_template(tokenizer)
+    row, plain = (encode_example(made, each, config) for each in (started, tokenizer))
+    assert row.ids[: row.prompt_length] == encode_prompt(started, text)
+    assert row.ids == [EOS, *plain.ids]
+    # <start> a b c | d e f g | h …: "c" ends the first chunk, "d" begins the second.
+    said = [tokenizer.decode(thought[:-1]) for thought in row.thoughts]
+    assert said == [" x y", " z", ""]
+
+
+def test_the_template_of_transformers_begins_prompts_as_it_does_there(tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    started = with_template(tokenizer, in_a_sequence)
+    (tmp_path / "tokenizer.json").write_text(started.definition)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    assert theirs("Hi you")["input_ids"][:-1] == encode_prompt(started, "Hi you")
+
+
+def edited(tokenizer: Tokenizer, **keys) -> Tokenizer:
+    """The tokenizer with other top-level keys in its file."""
+    return Tokenizer(json.dumps(json.loads(tokenizer.definition) | keys), (EOS,), EOS)
+
+
+TRUNCATION = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+PADDING = {
+    "strategy": {"Fixed": 16},
+    "direction": "Left",
+    "pad_to_multiple_of": None,
+    "pad_id": EOS,
+    "pad_type_id": 0,
+    "pad_token": "<|endoftext|>",
+}
+
+
+@pytest.mark.parametrize("keys", [{"truncation": TRUNCATION}, {"padding": PADDING}])
+def test_a_truncation_or_padding_left_in_the_file_is_not_obeyed(tokenizer, keys):
+    changed = edited(tokenizer, **keys)
+    for text in ("many more than four tokens", "a"):
+        assert changed.encode_with_offsets(text) == tokenizer.encode_with_offsets(text)
+    assert json.loads(changed.definition) != json.loads(tokenizer.definition)
+
+
+def added(number: int, content: str, special: bool) -> dict:
+    strip = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": content, "special": special, **strip}
+
+
+def test_ordinary_added_words_are_one_id_and_special_ones_stay_text(tokenizer):
+    """The special one stands first, so that a copy without it would shift the other's id."""
+    words = [added(256, "<|endoftext|>", True), added(257, "<gap>", True)]
+    words += [added(258, "<tool_call>", False), added(259, "<|fim_prefix|>", False)]
+    changed = edited(tokenizer, added_tokens=words)
+    text = "a<tool_call>b<gap><|fim_prefix|><|endoftext|>"
+    ids, offsets = changed.encode_with_offsets(text)
+    plain = tokenizer.encode
+    expected = [*plain("a"), 258, *plain("b<gap>"), 259, *plain("<|endoftext|>")]
+    assert ids == expected
+    assert offsets[1] == (1, 12)
+    assert changed.decode(ids) == text
+
+
+def test_the_same_text_has_the_same_ids_at_every_call_where_the_file_asks_for_chance(tokenizer):
+    raw = json.loads(tokenizer.definition)
+    raw["model"] |= {"merges": [["a", "b"]], "dropout": 1.0}
+    raw["model"]["vocab"]["ab"] = 256
+    raw["added_tokens"] = []
+    changed = Tokenizer(json.dumps(raw), (EOS,), EOS)
+    assert changed.encode("ab" * 50) == [256] * 50
+
+
+BAD_FILES = [
+    ({"added_tokens": [added(5, "<|endoftext|>", True)]}, "added_tokens"),
+    ({"truncation": {"max_length": "4"}}, "truncation: "),
+    ({"normalizer": 5}, "normalizer: "),
+    ({"pre_tokenizer": {"type": "None"}}, "pre_tokenizer: "),
+    ({"post_processor": []}, "post_processor: "),
+    ({"decoder": "ByteLevel"}, "decoder: "),
+    ({"model": None}, "model: "),
+    ({"model": {"type": "WordLevel", "vocab": {"a": 1, "b": 1}, "unk_token": "a"}}, "vocab"),
+    ({"model": {"type": "WordLevel", "vocab": {"a": 1}, "unk_token": "b"}}, "unk_token"),
+]
+
+
+@pytest.mark.parametrize("keys, named", BAD_FILES)
+def test_an_error_of_the_file_names_the_key(tokenizer, tmp_path, keys, named):
+    raw = json.loads(tokenizer.definition) | {"added_tokens": []} | keys
+    (tmp_path / "tokenizer.json").write_text(json.dumps(raw))
+    with pytest.raises(ValueError, match=f"tokenizer.json is not a readable tokenizer: .*{named}"):
+        Tokenizer.from_folder(tmp_path, (EOS,), EOS)
+
+
+@pytest.mark.parametrize("text", ["x" * 200_000, "The\x1b[2J", "\udce9" * 100_000])
+def test_a_word_is_told_shortened_and_without_control_characters(text):
+    with pytest.raises(ValueError) as error:
+        tiny_tokenizer().encode(text)
+    assert len(str(error.value)) < 1200 and str(error.value).isprintable()
 
 
 @given(text=texts, tail=st.text(alphabet="abc", min_size=1))
@@ -177,7 +297,9 @@ def test_a_missing_file_is_an_error_that_lists_what_is_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", "version https://git-lfs.github.com/spec/v1\n"]
+    "content",
+    ["", "{", "[]", "{}", "[" * 100_000, "version https://git-lfs.github.com/spec/v1\n"],
+    ids=range(6),
 )
 def test_a_malformed_file_is_an_error_that_names_it(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
