@@ -201,18 +201,25 @@ def save(
 
 
 def write_model(
-    model: ThinkingStates, tokenizer: Tokenizer, folder: Path, about: dict[str, Any]
+    model: ThinkingStates,
+    tokenizer: Tokenizer,
+    folder: Path,
+    about: dict[str, Any],
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Writes the files of `save` into the existing `folder`."""
     config, qwen, state = model.config, model.backbone.config, model.backbone.state_dict()
+    dtype = dtype or model.backbone.lm_head.weight.dtype
+    state = {name: tensor.to(dtype) for name, tensor in state.items()}
     if qwen.tie_word_embeddings:
         # The same storage as the embedding: written once, tied again on loading.
         del state["lm_head.weight"]
     write_tensors(state, folder / "model.safetensors")
     if model.thinks:
-        write_tensors(blocks_of(model).state_dict(), folder / "thinking.safetensors")
+        blocks = {name: tensor.to(dtype) for name, tensor in blocks_of(model).state_dict().items()}
+        write_tensors(blocks, folder / "thinking.safetensors")
     ids = {"eos_token_id": list(config.eos_ids), "pad_token_id": config.pad_id}
-    dtype = str(model.backbone.lm_head.weight.dtype).removeprefix("torch.")
+    dtype = str(dtype).removeprefix("torch.")
     choices = {name: getattr(config, name) for name in CHOICES}
     written = {"thinks": model.thinks, "max_thought_tokens": config.max_thought_tokens}
     contents = {
