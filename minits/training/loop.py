@@ -164,9 +164,8 @@ def objects_frozen() -> Iterator[None]:
     """Within, Python's garbage collector leaves alone what is there now.
 
     A look at all objects takes 0.1–0.4 s with torch in memory, falls due every few pools of
-    samples, at another step in each process, and all wait for it.
+    samples, at another step in each process, and all wait for it; the answer to a signal, too.
     """
-    gc.collect()
     gc.freeze()
     try:
         yield

@@ -135,6 +135,10 @@ def save_checkpoint(
     return target
 
 
+# Settings that may differ from those that a checkpoint was saved under.
+HARMLESS = "device steps log_every eval_every save_every save_dtype keep no_save".split()
+
+
 def check_agreement(
     checkpoint: Path,
     about: dict[str, Any],  # its thinking.json
@@ -145,7 +149,7 @@ def check_agreement(
 ) -> None:
     """Raises ValueError if a checkpoint is not one of this training, or run.json was edited.
 
-    The number of steps may be another; see `same_so_far`.
+    What changes no step may be another; of the number of steps `check_steps` decides.
     """
     run = flat(settings, task, method)
     again = (
@@ -168,7 +172,7 @@ def check_agreement(
     found += [
         (f"{name} {saved[name]!r} in training_state.pt", f"{value!r} in run.json")
         for name, value in run.items()
-        if name in saved and name not in ("device", "steps") and saved[name] != value
+        if name not in HARMLESS and saved.get(name, value) != value
     ]
     if found:
         wrong, right = found[0]
