@@ -106,7 +106,9 @@ def weights(folder: Path) -> str:
     """A hash of the newest checkpoint's weights."""
     checkpoint = max((folder / "checkpoints").glob("step-*[0-9]"))
     files = (checkpoint / name for name in ("model.safetensors", "thinking.safetensors"))
-    return checkpoint.name + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return (
+        checkpoint.name + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    )
 
 
 def lines(folder: Path) -> int:
