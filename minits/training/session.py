@@ -108,8 +108,9 @@ def make_model(
     else:
         source = checkpoints[-1] if checkpoints else settings.model
         folder = checkpoint_of(resolve(source, settings.revision))
-        trained = present(folder / "thinking.safetensors")
-        asked = choices if trained or not read_about(folder) else {}
+        # Of T and C alone: a training without them leaves their choices open.
+        theirs = method.thinks and present(folder / "thinking.safetensors")
+        asked = choices if theirs or not read_about(folder) else {}
         model, tokenizer, _ = load_checkpoint(folder, **asked)
         if method.thinks != model.thinks:
             blocked = model.blocked
