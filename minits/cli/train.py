@@ -87,7 +87,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def tell(text: str) -> None:
-    """A line of results. Once that fails, nobody reads them, and Python shall not try at its end."""
+    """A line of results. Once that fails nobody reads them: Python shall not try at its end."""
     try:
         print(text, flush=True)
     except OSError:

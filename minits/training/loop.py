@@ -179,9 +179,9 @@ def objects_frozen() -> Iterator[None]:
 def train(training: Training, log: Log = print, stop: Stop | None = None) -> bool:
     """Trains to the last step; returns False if it was interrupted.
 
-    Leaves a checkpoint then, too, and where its output cannot be written, which raises TrainingError
-    afterwards; but not if the training itself fails. Figures are read at the steps that are told of,
-    for reading them waits for the device; metrics.jsonl has every step.
+    Leaves a checkpoint then, too, and where its output cannot be written, of which TrainingError
+    tells afterwards; but not if the training itself fails. Figures are read at the steps that are
+    told of, for reading them waits for the device; metrics.jsonl has every step.
     stop: what may interrupt it, where that reaches beyond the training.
     """
     settings, lead = training.settings, distributed.rank() == 0
@@ -224,9 +224,7 @@ def raise_output_error(training: Training, stop: Stop) -> None:
         ) from stop.error
 
 
-def train_stage(
-    training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Log
-) -> bool:
+def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Log) -> bool:
     """Trains to the end of the stage; returns whether it was interrupted."""
     settings, lead = training.settings, distributed.rank() == 0
     unread: list[TakenStep] = []

@@ -17,7 +17,8 @@ from minits.training import distributed
 
 DTYPES = ("float32", "bfloat16", "float64")
 # What has no value but by a recipe, a flag or the model to start from.
-CHOSEN = "chunk_size inject_after max_thought_tokens steps batch_size layout lr warmup decay".split()
+CHOSEN = "chunk_size inject_after max_thought_tokens".split()
+CHOSEN += "steps batch_size layout lr warmup decay".split()
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+import torch
 
 from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
 from minits.checkpoint.files import locked, present
@@ -76,7 +77,7 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
 def check_steps(
     settings: TrainSettings, method: Method, state: dict[str, Any], folder: Path
 ) -> None:
-    """Raises ValueError if the steps taken so far would have been others in a run of this length."""
+    """Raises ValueError if the steps taken so far would be others in a run of this length."""
     before = replace(settings, steps=state["settings"]["steps"])
 
     def schedule(run: TrainSettings) -> list[tuple[float, int]]:
@@ -213,18 +214,19 @@ def check_data(training: Training, note: Log) -> dict[str, list]:
 
 
 def check_chunks(rows: list[Row], c: int, note: Log) -> None:
-    """Raises ValueError if no row completes a chunk; says so if only few do."""
-    longest = max(len(row.ids) for row in rows)
-    share = fmean(bool(row.thoughts) for row in rows)
-    if not share:
+    """Raises ValueError if no row of any process completes a chunk; says so if only few do."""
+    complete = sum(bool(row.thoughts) for row in rows)
+    complete, n = distributed.total(torch.tensor([complete, len(rows)])).tolist()
+    if not complete:
+        longest = max(len(row.ids) for row in rows)
         raise ValueError(
-            f"--chunk-size {c}: none of the first {len(rows)} training rows completes a chunk (the "
-            f"longest has {longest} tokens, the last of which is not read), so no thought can "
-            "arise. Lower it."
+            f"--chunk-size {c}: none of the first {n} training rows completes a chunk (the longest "
+            f"has {longest} tokens, the last of which is not read), so no thought can arise. "
+            "Lower it."
         )
-    if share < 0.5:
+    if complete < n / 2:
         note(
-            f"--chunk-size {c}: only {share:.0%} of the first {len(rows)} training rows complete a "
+            f"--chunk-size {c}: only {complete / n:.0%} of the first {n} training rows complete a "
             "chunk; the others have no thought to learn."
         )
 

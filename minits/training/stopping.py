@@ -31,7 +31,7 @@ def to_stderr(text: str) -> None:
 
 
 class Stop:
-    """A context in which the first signal only asks to stop (`asked`); a second one ends the process.
+    """A context in which a first signal only asks to stop (`asked`); a second ends the process.
 
     A thread answers both at once. Python runs a signal's handler between two instructions of the
     main thread, and a step or a save may be one instruction that lasts for seconds. Signals that
