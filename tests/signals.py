@@ -198,6 +198,7 @@ def counted(found: list[dict[str, Any]]) -> dict[str, Any]:
         "signals": {each.name: sum(e["signal"] == each.name for e in reached) for each in SIGNALS},
         "seconds to the answer, median and most": [median(times), times[-1]],
         "seconds from the second signal to the end": ends and [median(ends), ends[-1]],
+        "second signals": len(ends),
         "trials": len(found),
     }
 

@@ -148,7 +148,7 @@ def recipe_of(task: Task, method: str, model: str) -> dict[str, Any]:
     A model that was trained from the tiny one is of its kind.
     """
     kind, folder = "tiny" if model == "tiny" else "real", Path(model).expanduser()
-    if folder.is_dir():
+    if model != "tiny" and folder.is_dir():
         size = config_of(checkpoint_of(folder)).hidden_size
         kind = "tiny" if size == tiny_config(None).hidden_size else "real"
     return task.recipes.get(("*", kind), {}) | task.recipes.get((method, kind), {})
@@ -160,7 +160,7 @@ def trained_with(settings: TrainSettings) -> dict[str, Any]:
     A hub id has none.
     """
     folder = Path(settings.model).expanduser()
-    if not (METHODS[settings.method].thinks and folder.is_dir()):
+    if settings.model == "tiny" or not (METHODS[settings.method].thinks and folder.is_dir()):
         return {}
     checkpoint = checkpoint_of(folder)
     if not present(checkpoint / "thinking.safetensors"):

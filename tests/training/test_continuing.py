@@ -222,6 +222,12 @@ def test_a_stage_after_the_tiny_model_has_its_recipe(first_stages, tmp_path):
     assert (chosen.layout, chosen.lr, chosen.steps) == ("rows", 3e-3, 400)
 
 
+def test_a_folder_called_tiny_is_not_the_tiny_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    assert settings().lr == 3e-3
+
+
 def test_a_chunk_size_against_that_of_the_first_stage_is_refused(first_stages, tmp_path):
     with pytest.raises(ValueError, match="chunk_size 8 .*trained with 4"):
         second(tmp_path, first_stages["thinking"], chunk_size=8)
