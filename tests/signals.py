@@ -145,7 +145,7 @@ def disturbed(
     before = lines(folder)
     sent = trial.kill(number)
     if second:
-        delay = rng.uniform(0, 0.5)
+        delay = rng.uniform(0, rng.choice((0.03, 0.5)))  # most have saved and ended soon
         found["delay"] = delay
         trial.listen(sent + delay)
         if trial.ended is None:
@@ -167,7 +167,7 @@ def disturbed(
         resumed.listen()
         same = resumed.status == 0 and weights(folder) == right
         found |= {"resumed": same, "words": "" if same else resumed.text[-500:]}
-        found["left"] = len(list(folder.rglob("*.tmp")))
+        found["left"] = [str(path.relative_to(folder)) for path in folder.rglob("*.tmp")]
     else:
         found["resumed"] = not done  # there is nothing to go on with, and nothing was lost
     return found
@@ -193,7 +193,7 @@ def counted(found: list[dict[str, Any]]) -> dict[str, Any]:
         "lost": sum(each["kind"] == "lost" for each in reached),
         "resumed to other weights": sum(not each["resumed"] for each in reached),
         "answered late": sum(each > IN_TIME for each in times),
-        "halves left after a resume": sum(each.get("left", 0) for each in reached),
+        "halves left after a resume": sum(len(each.get("left", ())) for each in reached),
         "kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "signals": {each.name: sum(e["signal"] == each.name for e in reached) for each in SIGNALS},
         "seconds to the answer, median and most": [median(times), times[-1]],
@@ -221,7 +221,7 @@ def main(number: int = 200, seed: int = 0) -> None:
             found += json.load(file)
     for each in found:
         late = each.get("answered", 0) > IN_TIME
-        if each["kind"] == "lost" or late or not each.get("resumed", True):
+        if each["kind"] == "lost" or late or each.get("left") or not each.get("resumed", True):
             print(json.dumps(each))
     print(json.dumps(counted(found), indent=1))
 

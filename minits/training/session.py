@@ -179,6 +179,8 @@ def run_training(
                     f"--warmup {settings.warmup} is longer than the run's {settings.steps} steps: "
                     f"the rate never reaches --lr {settings.lr:g}."
                 )
+            for half in folder.glob("*.tmp"):  # of a process that ended while it wrote
+                half.unlink()
             run_folder.write_run(folder, settings, task, method)
         return train_and_evaluate(training, rows, log, stop)
 

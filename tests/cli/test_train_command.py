@@ -310,6 +310,13 @@ def test_a_window_that_the_model_does_not_have_is_refused(flags, inside):
     assert status == 2 and "--window 8" in err and "leave it out" in err
 
 
+def test_a_resume_clears_away_what_a_killed_process_wrote_half(finished):
+    (finished / "metrics.jsonl.123.tmp").write_text("{")
+    (finished / "checkpoints" / "step-000003.123.tmp").mkdir()
+    assert call("train", "--resume", "--out", "run")[0] == 0
+    assert list(finished.rglob("*.tmp")) == []
+
+
 # -- runs of other makers --------------------------------------------------------------------------
 
 
