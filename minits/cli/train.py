@@ -103,13 +103,7 @@ def chosen(given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
     if given.get("task") is None:
         raise ValueError(f"name a task ({', '.join(TASKS)}) or a --preset.")
     check_options(given["task"])  # an unknown task is the first thing to say
-    windowed = "window" in given
     settings = take(given, TrainSettings)
-    if windowed and not (settings.model == "tiny" and METHODS[settings.method].thinks):
-        raise ValueError(
-            f"--window {settings.window} with --model {settings.model} --method {settings.method}: "
-            "only the tiny model of a method that thinks has one to choose; leave it out."
-        )
     method = take(given, METHODS[settings.method])
     task = make_task(settings.task, **given)
     return resolve(settings, task), task, method

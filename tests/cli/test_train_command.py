@@ -304,12 +304,6 @@ def test_steps_after_a_finished_run_are_taken_or_the_command_that_works_is_given
     assert json.loads(Path("flat/run.json").read_text())["steps"] == 5
 
 
-@pytest.mark.parametrize("flags", [["--method", "cot"], ["--model", "trained"]], ids=str)
-def test_a_window_that_the_model_does_not_have_is_refused(flags, inside):
-    status, _, err = call(*QUICK, "--window", "8", *flags)
-    assert status == 2 and "--window 8" in err and "leave it out" in err
-
-
 def test_a_resume_clears_away_what_a_killed_process_wrote_half(finished):
     (finished / "metrics.jsonl.123.tmp").write_text("{")
     (finished / "checkpoints" / "step-000003.123.tmp").mkdir()
