@@ -6,7 +6,7 @@ from typing import Any
 
 from minits.checkpoint.files import present
 from minits.cli.flags import Output, add_flags, note, take
-from minits.cli.sources import describe_model, open_model, trained_task
+from minits.cli.sources import describe_model, open_model, say_limit, trained_task
 from minits.generation import PREFILLS, GenerationConfig
 from minits.lab.provenance import record
 from minits.methods import make_method
@@ -65,6 +65,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
     note(f"model {folder}: {describe_model(about)}")
+    say_limit(about, config.max_thought_tokens)
     if about.get("task") not in (None, task.name):
         note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
     report = evaluate(

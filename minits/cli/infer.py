@@ -10,7 +10,7 @@ from minits.checkpoint.files import listing
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli.flags import Output, Weights, add_flags, note, take
 from minits.cli.show import InlineText, chunk_table, counters
-from minits.cli.sources import describe_model, open_model, trained_task
+from minits.cli.sources import describe_model, open_model, say_limit, trained_task
 from minits.generation import GenerationConfig, generate_ids, with_texts
 from minits.settings import setting
 from minits.supervision import encode_prompt
@@ -70,6 +70,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     config.check(engine, ids)  # all of them, before the first answer
     plain = "" if config.think else "; plain decoding, no thoughts"
     note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
+    say_limit(about, config.max_thought_tokens if config.think else None)
     if config.think and not about:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
     if expected is not None:

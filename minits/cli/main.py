@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.flags import add_options
+from minits.cli.streams import make_safe
 from minits.methods import METHODS
 from minits.tasks import TASKS
 from minits.training import distributed
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns the exit status: 0, 1 (training failed), 2 (bad input), 130 (interrupted), 141 (the
     reader of the output has gone).
     """
+    make_safe()
     given = vars(make_parser().parse_args(arguments))
     traceback, name = given.pop("traceback"), given.pop("command")
     lead, as_json = distributed.rank() == 0, given.get("json")

@@ -1,15 +1,17 @@
 """Run folders and checkpoints as commands find them."""
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from minits.checkpoint.download import finished_checkpoints, resolve
-from minits.checkpoint.files import listing, plain
+from minits.checkpoint.files import listing, plain, require
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
+from minits.cli.flags import note
 from minits.fast.accelerate import accelerate
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import Engine
@@ -21,11 +23,22 @@ SHIPPED = ASSETS / "parity"
 
 
 def newest_run(task: str | None = None) -> Path:
-    """The run folder in runs/ that was saved to last, of `task` if one is named."""
+    """The run folder in runs/ that was saved to last, of `task` if one is named.
+
+    What is no run of ours, or no whole one, is passed over with a note.
+    """
     found = []
     for folder in RUNS.glob("*/"):
         checkpoints = finished_checkpoints(folder)
-        if checkpoints and (task is None or read_run(folder)[0].task == task):
+        if not checkpoints:
+            continue
+        try:
+            settings, _, _ = read_run(folder)
+            require(checkpoints[-1] / "thinking.json")
+        except (ValueError, OSError) as error:
+            note(f"passed over: {error}")
+            continue
+        if task in (None, settings.task):
             found.append((checkpoints[-1].stat().st_mtime, folder))
     if not found:
         of_task = f" of {task}" if task else ""
@@ -69,6 +82,11 @@ def open_model(flags: Any) -> Opened:
     choices = {name: getattr(flags, name, None) for name in CHOICES}
     kind = getattr(torch, dtype)
     model, tokenizer, about = load_checkpoint(folder, kind, device, **choices)
+    if about and "max_thought_tokens" not in about and (folder / "run.json").exists():
+        # Checkpoints of older versions leave it to their run.
+        limit = read_run(folder)[0].max_thought_tokens
+        model.config = replace(model.config, max_thought_tokens=limit)
+        about["max_thought_tokens"] = limit
     return Opened(model if flags.plain else accelerate(model), tokenizer, about, folder)
 
 
@@ -89,6 +107,13 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
         return make_task(name, spell=str, **options)
     except ValueError as error:
         raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
+
+
+def say_limit(about: dict[str, Any], limit: int | None) -> None:
+    """Says so where thoughts may grow longer, or are cut sooner, than in training."""
+    trained = about.get("max_thought_tokens")
+    if limit and trained and limit != trained:
+        note(f"--max-thought-tokens {limit}: trained with {trained}, which is the default.")
 
 
 def describe_model(about: dict[str, Any]) -> str:

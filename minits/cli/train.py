@@ -1,7 +1,10 @@
 """`run.py train`: trains on a task and evaluates."""
 import argparse
 import json
+import os
+import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from shlex import quote
@@ -36,7 +39,9 @@ class TrainFlags(Output):
         None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME", free=True
     )
     resume: bool = setting(
-        False, "go on from the last checkpoint in --out (default: of the newest run)"
+        False,
+        "go on from the last checkpoint in --out (default: of the newest run), exactly as without "
+        "the interruption; for a new schedule on a run's weights: train TASK --model RUN",
     )
 
 
@@ -56,8 +61,10 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         settings, task, method = chosen(given)
         folder = new_folder(flags.out, settings)
     lead = distributed.rank() == 0
-    log = (lambda text: print(text, flush=True)) if lead else (lambda text: None)
-    figures = run_training(settings, task, method, folder, log=log, note=note)
+    log, named = tell if lead else (lambda text: None), bool(flags.out or flags.resume)
+    how = {"log": log, "note": note, "named": named}
+    figures = run_training(settings, task, method, folder, **how)
+    folder = Path(figures["run"])  # made under another name, perhaps
     if not lead:
         return figures, 130 if figures["interrupted"] else 0
     if figures.get("interrupted"):
@@ -79,6 +86,16 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return line, 0
 
 
+def tell(text: str) -> None:
+    """A line of results. Once that fails nobody reads them: Python shall not try at its end."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
 def chosen(given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
     """What the flags of a new run ask for."""
     if given.get("preset"):
@@ -96,7 +113,9 @@ def new_folder(out: str | None, settings: TrainSettings) -> Path:
     """The folder of a new run, which must not hold anything yet."""
     now = time.strftime("%Y%m%d-%H%M%S")
     name = f"{settings.task}-{settings.method}-s{settings.seed}-{now}"
-    folder = Path(out) if out else RUNS / name
+    if not out:
+        return run_folder.unused(RUNS / name)
+    folder = Path(out)
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     if taken and distributed.rank() == 0:
         raise ValueError(
@@ -149,14 +168,14 @@ def with_preset(given: dict[str, Any]) -> dict[str, Any]:
 def resumed(folder: Path, given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
     """What the run was trained with; raises ValueError if a flag contradicts it.
 
-    Only the device may change.
+    Only the device may change, and the steps as far as those taken stay the same.
     """
     settings, task, method = run_folder.read_run(folder)
     stored = run_folder.flat(settings, task, method)
     contrary = [
         f"{flag(name)} {value} (run: {stored.get(name)})"
         for name, value in sorted(given.items())
-        if name != "device" and value != stored.get(name)
+        if name not in ("device", "steps") and value != stored.get(name)
     ]
     if contrary:
         raise ValueError(
@@ -171,4 +190,6 @@ def resumed(folder: Path, given: dict[str, Any]) -> tuple[TrainSettings, Task, M
             "does not continue exactly. Start a new run."
         ) from error
     device, dtype = resolve_device(given.get("device", settings.device), settings.dtype)
-    return check_settings(replace(settings, device=device, dtype=dtype), flag), task, method
+    steps = given.get("steps", settings.steps)
+    settings = replace(settings, device=device, dtype=dtype, steps=steps)
+    return check_settings(settings, flag), task, method

@@ -36,7 +36,7 @@ def machine(device: str) -> str:
 def revision() -> str:
     """The commit of the source, "+" where files differ from it.
 
-    From MINITS_REVISION where there is no repository.
+    From MINITS_REVISION where there is no repository, or only one of others around a copy of us.
     """
     root = Path(__file__).parents[2]
 
@@ -45,6 +45,9 @@ def revision() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", __file__)
+        if not root.samefile(git("rev-parse", "--show-toplevel")):
+            return os.environ.get("MINITS_REVISION", "unknown")
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):

@@ -6,12 +6,12 @@
 import copy
 import gc
 import json
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from math import cos, isfinite, pi
 from pathlib import Path
@@ -32,9 +32,8 @@ from minits.training import distributed, run_folder
 from minits.training.recipe import TrainSettings
 from minits.training.scoring import Report, describe, draw_rows, evaluate, with_room
 from minits.training.step import OptimizerStep
-from minits.training.stream import SIGNALS, SampleStream
-
-Log = Callable[[str], None]
+from minits.training.stopping import UNSAVED, Log, Stop
+from minits.training.stream import SampleStream
 
 
 class TrainingError(RuntimeError):
@@ -84,15 +83,18 @@ class Training:
         )
 
     def save(self) -> Path:
-        """Writes a checkpoint and drops the older ones."""
+        """Writes a checkpoint and drops those that are more than --keep asks for."""
         settings = self.settings
-        about = {"method": settings.method, "task": settings.task, "base_model": settings.model}
-        about |= {name: getattr(self.task, name) for name in self.task.kept}
-        about |= {"seed": settings.seed, "step": self.done}
-        optimizer = self.update.optimizer.state_dict()
-        state = {"optimizer": optimizer, "step": self.done, "seconds": self.seconds}
-        state["stage"] = self.number
-        return run_folder.save_checkpoint(self.folder, self.model, self.tokenizer, about, state)
+        state = {"optimizer": self.update.optimizer.state_dict(), "step": self.done}
+        state |= {"seconds": self.seconds, "stage": self.number}
+        state["settings"] = run_folder.flat(settings, self.task, self.method)
+        about = run_folder.origin(settings, self.task) | {"step": self.done}
+        dtype = getattr(torch, settings.save_dtype)
+        if dtype != self.model.backbone.lm_head.weight.dtype:
+            state["weights"] = self.model.state_dict()  # the files hold them rounded
+        return run_folder.save_checkpoint(
+            self.folder, self.model, self.tokenizer, about, state, dtype=dtype, keep=settings.keep
+        )
 
 
 # -- one step --------------------------------------------------------------------------------------
@@ -158,33 +160,12 @@ def train_step(training: Training, rows: list[Row]) -> dict[str, Any]:
 
 
 @contextmanager
-def deferred_interrupt() -> Iterator[list[int]]:
-    """Signals to stop are noted in the list that is given, so that no step is left half done.
-
-    A second one acts at once.
-    """
-    seen: list[int] = []
-
-    def note(number: int, _frame: Any) -> None:
-        seen.append(number)
-        signal.signal(number, previous[number])
-
-    previous = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield seen
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
 def objects_frozen() -> Iterator[None]:
     """Within, Python's garbage collector leaves alone what is there now.
 
     A look at all objects takes 0.1–0.4 s with torch in memory, falls due every few pools of
-    samples, at another step in each process, and all wait for it.
+    samples, at another step in each process, and all wait for it; the answer to a signal, too.
     """
-    gc.collect()
     gc.freeze()
     try:
         yield
@@ -195,11 +176,13 @@ def objects_frozen() -> Iterator[None]:
 # -- the loop --------------------------------------------------------------------------------------
 
 
-def train(training: Training, log: Log = print) -> bool:
+def train(training: Training, log: Log = print, stop: Stop | None = None) -> bool:
     """Trains to the last step; returns False if it was interrupted.
 
-    Leaves a checkpoint then, too, but not if it fails. Figures are read at the steps that are told
-    of, for reading them waits for the device; metrics.jsonl has every step.
+    Leaves a checkpoint then, too, and where its output cannot be written, of which TrainingError
+    tells afterwards; but not if the training itself fails. Figures are read at the steps that are
+    told of, for reading them waits for the device; metrics.jsonl has every step.
+    stop: what may interrupt it, where that reaches beyond the training.
     """
     settings, lead = training.settings, distributed.rank() == 0
     metrics_file = training.folder / "metrics.jsonl"
@@ -213,65 +196,85 @@ def train(training: Training, log: Log = print) -> bool:
         desc="train",
         disable=not (sys.stderr.isatty() and lead),
     )
-    with deferred_interrupt() as interrupted, objects_frozen(), file, bar:
-        stop = False
-        while training.done < settings.steps and not stop:
+    with ExitStack() as around:
+        stop = stop or around.enter_context(Stop())
+        stop.answer = UNSAVED if settings.no_save else stop.answer
+        around.enter_context(objects_frozen())
+        around.callback(stop.tell, file.close)
+        around.callback(stop.tell, bar.close)
+        over = False
+        while training.done < settings.steps and not over:
             if training.done == training.stage_end:
                 training.begin_stage()
-            stop = train_stage(training, interrupted, file, bar, log)
-        stop = distributed.anyone(bool(interrupted))
-    if lead and not settings.no_save:
-        training.save()
-    return training.done == settings.steps and not stop
+            over = train_stage(training, stop, file, bar, log)
+        over = distributed.anyone(stop.asked)
+        if lead and not settings.no_save:
+            training.save()
+    raise_output_error(training, stop)
+    return training.done == settings.steps and not over
 
 
-def train_stage(
-    training: Training, interrupted: list[int], file: TextIO, bar: tqdm, log: Log
-) -> bool:
+def raise_output_error(training: Training, stop: Stop) -> None:
+    """Raises TrainingError if output failed; the training is saved then."""
+    if stop.error:
+        kept = "nothing was saved (--no-save)" if training.settings.no_save else "all is saved"
+        raise TrainingError(
+            f"the output cannot be written ({stop.error}); stopped after step {training.done}, "
+            f"{kept}. Go on with --resume --out {training.folder}."
+        ) from stop.error
+
+
+def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Log) -> bool:
     """Trains to the end of the stage; returns whether it was interrupted."""
     settings, lead = training.settings, distributed.rank() == 0
     unread: list[TakenStep] = []
-    stop = False
+    over = False
     with (
         ExitStack() as at_end,
         closing(training.stream.ahead(training.done, training.stage_end)) as batches,
     ):
         # Also after an error among the samples.
-        at_end.callback(lambda: write_metrics(training, unread, file))
-        while training.done < training.stage_end and not stop:
+        at_end.callback(lambda: write_metrics(training, unread, file, stop))
+        while training.done < training.stage_end and not over:
             started = time.perf_counter()
             taken = take_step(training, *next_of(batches))
             seconds = training.seconds + time.perf_counter() - started
             taken.metrics["seconds"] = round(seconds, 3)
             unread.append(taken)
-            stop = distributed.anyone(bool(interrupted))
+            over = distributed.anyone(stop.asked)
             last = training.done == settings.steps
             to_log, to_evaluate, to_save = (
                 every > 0 and training.done % every == 0
                 for every in (settings.log_every, settings.eval_every, settings.save_every)
             )
             told = to_log or last
-            if told or stop or to_evaluate or to_save:
-                metrics = write_metrics(training, unread, file)
+            if told or over or to_evaluate or to_save:
+                metrics = write_metrics(training, unread, file, stop)
                 answer, thoughts = metrics["lm_loss"], metrics["thought_loss"]
-                bar.set_postfix(lm=f"{answer:.3f}", thought=f"{thoughts:.3f}")
+                figures = {"lm": f"{answer:.3f}", "thought": f"{thoughts:.3f}"}
+                stop.tell(partial(bar.set_postfix, figures))
             training.seconds += time.perf_counter() - started
-            bar.update()
+            stop.tell(bar.update)
             if told and not sys.stderr.isatty():
-                log(
+                line = (
                     f"step {training.done}/{settings.steps}  answer {answer:.4f}  thoughts "
                     f"{thoughts:.4f}  lr {metrics['lr']:.2e}  {training.seconds:.0f} s"
                 )
+                stop.tell(log, line)
             if to_evaluate and lead and not last:
                 few = max(settings.eval_samples // 5, 1)
                 rows = evaluation_rows(training, training.task.splits[1], few)
-                log(f"step {training.done}: {describe(measure(training, rows))}")
+                report = stop.unless_asked(measure, training, rows)
+                if report:
+                    stop.tell(log, f"step {training.done}: {describe(report)}")
             if to_save and lead and not settings.no_save:
                 training.save()
-    return stop
+    return over
 
 
-def write_metrics(training: Training, unread: list[TakenStep], file: TextIO) -> dict[str, Any]:
+def write_metrics(
+    training: Training, unread: list[TakenStep], file: TextIO, stop: Stop
+) -> dict[str, Any]:
     """Reads the figures of the steps in `unread`, a line each, and empties it; the last ones.
 
     Raises as `read_figures`; of the step that failed and those after it nothing is left to tell.
@@ -280,8 +283,8 @@ def write_metrics(training: Training, unread: list[TakenStep], file: TextIO) -> 
     unread.clear()
     for each in taken:
         metrics = read_figures(training, each)
-        file.write(json.dumps(metrics) + "\n")
-        file.flush()
+        stop.tell(file.write, json.dumps(metrics) + "\n")
+    stop.tell(file.flush)
     return metrics
 
 
@@ -321,6 +324,7 @@ def measure(
         dtype = getattr(torch, training.settings.dtype)
         engine = accelerate(copy.deepcopy(engine).to(dtype))
     tokenizer, task, method = training.tokenizer, training.task, training.method
-    report = evaluate(engine, tokenizer, task, method, rows, predictions=predictions)
-    training.model.train()
-    return report
+    try:
+        return evaluate(engine, tokenizer, task, method, rows, predictions=predictions)
+    finally:
+        training.model.train()

@@ -1,9 +1,14 @@
 """The settings of a training: each default, bound and meaning, and how None is chosen."""
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from minits.checkpoint.download import checkpoint_of
+from minits.checkpoint.files import present
+from minits.checkpoint.tiny import tiny_config
+from minits.checkpoint.weights import CHOICES, config_of, read_about
 from minits.fast.layouts import LAYOUTS
 from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
@@ -11,6 +16,9 @@ from minits.tasks.task import Task
 from minits.training import distributed
 
 DTYPES = ("float32", "bfloat16", "float64")
+# What has no value but by a recipe, a flag or the model to start from.
+CHOSEN = "chunk_size inject_after max_thought_tokens".split()
+CHOSEN += "steps batch_size layout lr warmup decay".split()
 
 
 @dataclass(frozen=True)
@@ -41,12 +49,18 @@ class TrainSettings(Machine):
         None, "a named run of the tables of results (`run.py report` lists them)", free=True
     )
     model: str = setting(
-        "tiny", "tiny (made on the spot), a folder in Hugging Face layout, or a hub id", free=True
+        "tiny",
+        "tiny (made on the spot), a folder in Hugging Face layout (a run to start from, too), or a "
+        "hub id",
+        free=True,
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub id", free=True)
     method: str = setting("thinking", "how the model is trained", choices=tuple(METHODS))
+    # These three and the longest thought: where --model has trained T and C, as they were trained.
     chunk_size: int | None = setting(None, "c: tokens a chunk; default: by recipe", least=1)
-    inject_after: int = setting(1, "L_in: layers before the state is added", least=0)
+    inject_after: int | None = setting(
+        None, "L_in: layers before the state is added; default: 1", least=0
+    )
     extract_after: int | None = setting(
         None, "L_out: layers before H is taken; default: all but the last", least=0
     )
@@ -56,7 +70,12 @@ class TrainSettings(Machine):
         "thinks, else 0",
         least=0,
     )
-    steps: int | None = setting(None, "optimizer steps; default: by recipe", least=1)
+    steps: int | None = setting(
+        None,
+        "optimizer steps; default: by recipe. With --resume another number is taken if the rate of "
+        "all steps taken so far is the same under it (--decay 0, say)",
+        least=1,
+    )
     batch_size: int | None = setting(
         None, "samples an optimizer step, over all processes; default: by recipe", least=1
     )
@@ -81,11 +100,13 @@ class TrainSettings(Machine):
         least=0,
         most=1,
     )
-    weight_decay: float = setting(0.0, "AdamW weight decay", least=0, most=1e30)
+    weight_decay: float = setting(
+        0.0, "AdamW weight decay, of matrices only: not of norms and biases", least=0, most=1e30
+    )
     clip: float = setting(1.0, "largest gradient norm", above=0)
     thought_weight: float = setting(1.0, "weight w of the thought loss", least=0, most=1e30)
-    max_thought_tokens: int = setting(
-        64, "tokens of the longest thought, closing EOS not counted", least=1
+    max_thought_tokens: int | None = setting(
+        None, "tokens of the longest thought, closing EOS not counted; default: 64", least=1
     )
     seed: int = setting(
         0, "seed of initial weights and data", least=-(2**63), most=2**63 - 1, free=True
@@ -105,15 +126,50 @@ class TrainSettings(Machine):
     no_save: bool = setting(
         False, "write no checkpoint (for measurements whose weights cannot be kept)", free=True
     )
+    save_dtype: str = setting(
+        "float32",
+        "type of the weights in checkpoints; beside those of bfloat16 lie the float32 ones, for "
+        "an exact resume",
+        choices=("float32", "bfloat16"),
+        free=True,
+    )
+    keep: int = setting(
+        2,
+        "checkpoints that stay: the last ones. With 1 who reads one may lose it as the next is "
+        "saved",
+        least=1,
+        free=True,
+    )
     log_every: int = setting(
         20, "steps between log lines where there is no terminal", least=1, free=True
     )
 
 
 def recipe_of(task: Task, method: str, model: str) -> dict[str, Any]:
-    """The good settings that a task knows for this method and kind of model; perhaps none."""
-    kind = "tiny" if model == "tiny" else "real"
+    """The good settings that a task knows for this method and kind of model; perhaps none.
+
+    A model that was trained from the tiny one is of its kind.
+    """
+    kind, folder = "tiny" if model == "tiny" else "real", Path(model).expanduser()
+    if model != "tiny" and folder.is_dir():
+        size = config_of(checkpoint_of(folder)).hidden_size
+        kind = "tiny" if size == tiny_config(None).hidden_size else "real"
     return task.recipes.get(("*", kind), {}) | task.recipes.get((method, kind), {})
+
+
+def trained_with(settings: TrainSettings) -> dict[str, Any]:
+    """What the training of T and C in --model fixes; nothing where there are none, or none wanted.
+
+    A hub id has none.
+    """
+    folder = Path(settings.model).expanduser()
+    if settings.model == "tiny" or not (METHODS[settings.method].thinks and folder.is_dir()):
+        return {}
+    checkpoint = checkpoint_of(folder)
+    if not present(checkpoint / "thinking.safetensors"):
+        return {}
+    about = read_about(checkpoint)
+    return {name: about[name] for name in (*CHOICES, "max_thought_tokens") if name in about}
 
 
 def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
@@ -122,11 +178,11 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
     Raises ValueError naming the flag that does not fit.
     """
     check_settings(settings, flag)
-    recipe = recipe_of(task, settings.method, settings.model)
+    usual = {"inject_after": 1, "max_thought_tokens": 64}
+    usual |= {"extract_after": 3} if settings.model == "tiny" else {}
+    recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
     chosen = {name: value for name, value in recipe.items() if getattr(settings, name) is None}
     tiny = settings.model == "tiny"
-    if tiny and settings.extract_after is None:
-        chosen["extract_after"] = 3
     if settings.window is None:
         chosen["window"] = 16 if tiny and METHODS[settings.method].thinks else 0
     elif not tiny:
@@ -145,7 +201,7 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
 
 def complete(settings: TrainSettings) -> TrainSettings:
     """`settings` itself; raises ValueError if one that a recipe chooses has no value."""
-    for name in ("chunk_size", "steps", "batch_size", "layout", "lr", "warmup", "decay"):
+    for name in CHOSEN:
         if getattr(settings, name) is None:
             raise ValueError(f"{flag(name)} has no value: neither the recipe nor a flag gives one.")
     return settings

@@ -8,14 +8,16 @@ sums have no fixed order.
 import json
 import shutil
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import Any
 from zipfile import ZipFile
 
 import torch
 
 from minits.checkpoint.download import finished_checkpoints
-from minits.checkpoint.files import flush, new_folder, plain, read_json, require, write_text
+from minits.checkpoint.files import flush, made, new_folder, plain, read_json, require, write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import write_model
 from minits.methods import METHODS, Method, make_method
@@ -28,6 +30,33 @@ from minits.training.recipe import TrainSettings, names_of
 def flat(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
     """What run.json and records hold: the settings with the options of task and method."""
     return asdict(settings) | options_of(task) | options_of(method)
+
+
+def origin(settings: TrainSettings, task: Task) -> dict[str, Any]:
+    """What thinking.json says of where a checkpoint comes from, but for the step."""
+    about = {"method": settings.method, "task": settings.task, "base_model": settings.model}
+    about |= {name: getattr(task, name) for name in task.kept}
+    return about | {"seed": settings.seed}
+
+
+def unused(folder: Path) -> Path:
+    """`folder`, or the first of folder-2, folder-3, … where there is nothing yet."""
+    others = (folder.with_name(f"{folder.name}-{number}") for number in count(2))
+    return next(each for each in others if not each.exists()) if folder.exists() else folder
+
+
+def made_new(folder: Path, named: bool) -> Path:
+    """The folder of a new run, made now.
+
+    One that nobody `named` gives way to another training that takes it at the same moment.
+    """
+    while True:
+        try:
+            return made(folder)
+        except ValueError:
+            if named or not folder.exists():
+                raise
+            folder = unused(folder)
 
 
 def write_run(folder: Path, settings: TrainSettings, task: Task, method: Method) -> None:
@@ -76,19 +105,80 @@ def save_checkpoint(
     model: ThinkingStates,
     tokenizer: Tokenizer,
     about: dict[str, Any],  # for thinking.json
-    state: dict[str, Any],  # optimizer, step, seconds, stage
+    state: dict[str, Any],  # optimizer, step, seconds, stage, settings
+    *,
+    dtype: torch.dtype = torch.float32,  # of the weights in the files
+    keep: int = 2,  # checkpoints that stay
 ) -> Path:
-    """Writes checkpoints/step-NNNNNN whole or not at all, then drops the older ones."""
+    """Writes checkpoints/step-NNNNNN whole or not at all, then drops all but the newest `keep`.
+
+    Raises OSError if it cannot be written; those before it stay then.
+    """
     target = folder / "checkpoints" / f"step-{state['step']:06d}"
     if not target.exists():
-        with new_folder(target) as unfinished:
-            write_model(model, tokenizer, unfinished, about)
-            torch.save(state, unfinished / "training_state.pt")
-            flush(unfinished / "training_state.pt")
-    for other in target.parent.glob("step-*"):  # half-written ones of a killed process, too
-        if other != target:
-            shutil.rmtree(other)
+        try:
+            with new_folder(target) as unfinished:
+                write_model(model, tokenizer, unfinished, about, dtype=dtype)
+                torch.save(state, unfinished / "training_state.pt")
+                flush(unfinished / "training_state.pt")
+        except Exception as error:  # a full disk has many names
+            before = [each.name for each in finished_checkpoints(folder)]
+            raise OSError(
+                f"{target} cannot be written ({error}); {before[-1] if before else 'nothing'} is "
+                "the last checkpoint. Make room and go on from there with --resume."
+            ) from error
+    kept = finished_checkpoints(folder)[-keep:]
+    # Half-written ones of a killed process, too, and those first.
+    for other in sorted(target.parent.glob("step-*"), reverse=True):
+        if other not in kept:
+            # In two moves, so that no half of it is left under the name of a whole one.
+            going = other.with_name(f"{other.name.removesuffix('.tmp')}.tmp")
+            shutil.rmtree(other.rename(going), ignore_errors=True)
     return target
+
+
+# Settings that may differ from those that a checkpoint was saved under.
+HARMLESS = "device steps log_every eval_every save_every save_dtype keep no_save".split()
+
+
+def check_agreement(
+    checkpoint: Path,
+    about: dict[str, Any],  # its thinking.json
+    state: dict[str, Any],  # its training_state.pt
+    settings: TrainSettings,  # with task and method: what run.json says
+    task: Task,
+    method: Method,
+) -> None:
+    """Raises ValueError if a checkpoint is not one of this training, or run.json was edited.
+
+    What changes no step may be another; of the number of steps `check_steps` decides.
+    """
+    run = flat(settings, task, method)
+    again = (
+        "Put back what training wrote, or start from these weights with: python run.py train "
+        f"{settings.task} --model {quote(str(checkpoint))}"
+    )
+    if "settings" not in state:
+        raise ValueError(
+            f"{checkpoint} was saved by an older version, whose steps round differently; this one "
+            f"cannot continue it exactly. {again}"
+        )
+    said, saved = origin(settings, task), state["settings"]
+    said |= {"max_thought_tokens": settings.max_thought_tokens, "thinks": method.thinks}
+    said |= {"step": state["step"]}
+    found = [
+        (f"{name} {about.get(name)!r} in thinking.json", f"{value!r}")
+        for name, value in said.items()
+        if about.get(name) != value
+    ]
+    found += [
+        (f"{name} {saved[name]!r} in training_state.pt", f"{value!r} in run.json")
+        for name, value in run.items()
+        if name not in HARMLESS and saved.get(name, value) != value
+    ]
+    if found:
+        wrong, right = found[0]
+        raise ValueError(f"{checkpoint} is not of this training: {wrong}, {right}. {again}")
 
 
 def read_state(folder: Path, device: str) -> dict[str, Any] | None:
@@ -118,8 +208,9 @@ def read_state(folder: Path, device: str) -> dict[str, Any] | None:
 def keep_metrics(path: Path, step: int) -> None:
     """Drops the metrics of steps that a resumed run will do again.
 
-    There is one line a step, the last one perhaps cut off.
+    There is one line a step, the last one perhaps cut off; a full disk may have lost some.
     """
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_text(path, "".join(lines[:step]))
+        whole = (line for line in lines if line.endswith("\n"))
+        write_text(path, "".join(line for line in whole if json.loads(line)["step"] <= step))

@@ -1,24 +1,38 @@
 """A training from its settings to its figures: set up, checked, trained, evaluated."""
 import json
-from contextlib import ExitStack
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minits.checkpoint.download import finished_checkpoints
-from minits.checkpoint.files import locked, made
+import torch
+
+from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
+from minits.checkpoint.files import locked, present
 from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.checkpoint.weights import CHOICES, load
+from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
 from minits.fast.layouts import round_up
 from minits.methods import Method
 from minits.settings import flag
+from minits.supervision import Row
 from minits.tasks import Task, options_of
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
-from minits.training.loop import Log, Training, evaluation_rows, measure, train
+from minits.training.loop import (
+    Training,
+    TrainingError,
+    evaluation_rows,
+    learning_rate,
+    measure,
+    raise_output_error,
+    train,
+)
 from minits.training.recipe import TrainSettings
 from minits.training.scoring import Report, describe
+from minits.training.stopping import Log, Stop
 
 
 def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) -> Training:
@@ -43,6 +57,11 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
             f"{finished_checkpoints(folder)[-1]} is past the {settings.steps} steps that "
             f"{folder / 'run.json'} names. Put back their number, or start a new run."
         )
+    newest = finished_checkpoints(folder)[-1]
+    run_folder.check_agreement(newest, read_about(newest), state, settings, task, method)
+    check_steps(settings, method, state, folder)
+    if "weights" in state:
+        model.load_state_dict(state["weights"])
     done, seconds = state["step"], state["seconds"]
     training = Training(settings, folder, task, method, model, tokenizer, done, seconds)
     optimizer = training.update.optimizer
@@ -55,22 +74,71 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     return training
 
 
+def check_steps(
+    settings: TrainSettings, method: Method, state: dict[str, Any], folder: Path
+) -> None:
+    """Raises ValueError if the steps taken so far would be others in a run of this length."""
+    before = replace(settings, steps=state["settings"]["steps"])
+
+    def schedule(run: TrainSettings) -> list[tuple[float, int]]:
+        stages = enumerate(method.stages(run.steps))
+        numbers = [number for number, stage in stages for _ in range(stage.steps)]
+        taken = range(state["step"])
+        return [(learning_rate(run, step), numbers[step]) for step in taken]
+
+    if schedule(settings) != schedule(before):
+        raise ValueError(
+            f"--steps {settings.steps}: {folder} is a run of {before.steps} steps, whose learning "
+            f"rate up to step {state['step']} was another. For more steps on its weights: python "
+            f"run.py train {settings.task} --model {folder} --steps NUMBER."
+        )
+
+
 def make_model(
     settings: TrainSettings, method: Method, checkpoints: list[Path]
 ) -> tuple[ThinkingStates, Tokenizer]:
-    """The newest checkpoint, else what `--model` names."""
+    """The newest checkpoint, else what `--model` names.
+
+    T and C start as copies where that has none, whatever it was trained for.
+    """
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
         how = choices | {"seed": settings.seed, "window": settings.window or None}
         model, tokenizer = make_tiny(thinks=method.thinks, **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model
-        model, tokenizer = load(source, revision=settings.revision, **choices)
-        if not method.thinks:
-            model.thinking_block = model.compression_block = None
-    config = replace(model.config, max_thought_tokens=settings.max_thought_tokens)
+        folder = checkpoint_of(resolve(source, settings.revision))
+        # Of T and C alone: a training without them leaves their choices open.
+        theirs = method.thinks and present(folder / "thinking.safetensors")
+        asked = choices if theirs or not read_about(folder) else {}
+        model, tokenizer, _ = load_checkpoint(folder, **asked)
+        if method.thinks != model.thinks:
+            blocked = model.blocked
+            model = ThinkingStates(model.backbone, model.config, thinks=method.thinks)
+            model.blocked = blocked
+            if method.thinks:
+                model.copy_blocks()
+        choices = {name: value for name, value in choices.items() if value is not None}
+    limit = settings.max_thought_tokens
+    config = replace(model.config, **choices, max_thought_tokens=limit)
     model.config = config.check(model.backbone.config)
     return model, tokenizer
+
+
+@contextmanager
+def memory_told() -> Iterator[None]:
+    """Raises TrainingError with what to do where memory runs out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        known = isinstance(error, MemoryError) or re.search("allocate|out of memory", str(error))
+        if not known or distributed.rank():  # only the first one's words are shown
+            raise
+        said = " ".join(str(error).split())[:200]
+        raise TrainingError(
+            f"no memory left ({said}). Raise --accumulate, or lower --batch-size or --row-tokens. "
+            "The last checkpoint, if there is one, stays: go on from there with --resume."
+        ) from error
 
 
 def run_training(
@@ -80,34 +148,50 @@ def run_training(
     folder: Path,
     log: Log = print,  # takes results
     note: Log = print,  # takes remarks
+    named: bool = True,  # `folder`, by the one who trains; else one beside it would do as well
 ) -> dict[str, Any]:
     """`train` and the final evaluations; returns the figures.
 
     What cannot be trained or evaluated is refused before the first step, and before anything is
-    written. Raises ValueError, also if another process trains in `folder`.
+    written. Raises ValueError, also if another process trains in `folder`, and TrainingError.
     """
     lead, new = distributed.rank() == 0, not folder.exists()
     with ExitStack() as stack:
+        stack.enter_context(memory_told())
         if lead and not new:
             stack.enter_context(locked(folder))
         training = set_up(settings, task, method, folder)
-        rows = check_data(training)
+        rows = check_data(training, note if lead else silent)
+        # From here on there is something to lose.
+        stop = stack.enter_context(Stop(note if lead else silent))
         if lead and new:
-            stack.enter_context(locked(made(folder)))
+            training.folder = folder = run_folder.made_new(folder, named)
+            stack.enter_context(locked(folder))
         if lead:
             note(f"run folder {folder}")
             if (folder / "run.json").exists():
                 goes_on = f"it goes on after step {training.done} of {settings.steps}"
                 note(goes_on if training.done else "it has no checkpoint: from the start")
             note("settings " + json.dumps(run_folder.flat(settings, task, method)))
+            if settings.warmup > settings.steps:
+                note(
+                    f"--warmup {settings.warmup} is longer than the run's {settings.steps} steps: "
+                    f"the rate never reaches --lr {settings.lr:g}."
+                )
+            for half in folder.glob("*.tmp"):  # of a process that ended while it wrote
+                half.unlink()
             run_folder.write_run(folder, settings, task, method)
-        return train_and_evaluate(training, rows, log)
+        return train_and_evaluate(training, rows, log, stop)
 
 
-def check_data(training: Training) -> dict[str, list]:
+def silent(_text: str) -> None:
+    """The remarks of all processes but the first."""
+
+
+def check_data(training: Training, note: Log) -> dict[str, list]:
     """The rows of the evaluation sets.
 
-    Raises ValueError if they or the first samples do not fit the model.
+    Raises ValueError if they or the first samples do not fit the model, or never think.
     """
     settings, task = training.settings, training.task
     limit = training.model.backbone.config.max_position_embeddings
@@ -117,7 +201,9 @@ def check_data(training: Training) -> dict[str, list]:
             f"--row-tokens {settings.row_tokens}: long rows need as many positions, the model has "
             f"{limit} (max_position_embeddings)."
         )
-    training.stream.rows(0)
+    first = training.stream.pool(0)
+    if training.method.thinks:
+        check_chunks([row for step in first for row in step], settings.chunk_size, note)
     rows = {}
     for split in task.splits[1:]:
         try:
@@ -128,21 +214,46 @@ def check_data(training: Training) -> dict[str, list]:
     return rows
 
 
-def train_and_evaluate(training: Training, rows: dict[str, list], log: Log) -> dict[str, Any]:
+def check_chunks(rows: list[Row], c: int, note: Log) -> None:
+    """Raises ValueError if no row of any process completes a chunk; says so if only few do."""
+    complete = sum(bool(row.thoughts) for row in rows)
+    complete, n = distributed.total(torch.tensor([complete, len(rows)])).tolist()
+    if not complete:
+        longest = max(len(row.ids) for row in rows)
+        raise ValueError(
+            f"--chunk-size {c}: none of the first {n} training rows completes a chunk (the longest "
+            f"has {longest} tokens, the last of which is not read), so no thought can arise. "
+            "Lower it."
+        )
+    if complete < n / 2:
+        note(
+            f"--chunk-size {c}: only {complete / n:.0%} of the first {n} training rows complete a "
+            "chunk; the others have no thought to learn."
+        )
+
+
+def train_and_evaluate(
+    training: Training, rows: dict[str, list], log: Log, stop: Stop
+) -> dict[str, Any]:
     """The figures of a training that is ready to go, `interrupted` among them."""
     folder, start, task = training.folder, training.done, training.task
-    finished = train(training, log)
+    finished = train(training, log, stop)
     # The others only take part in the steps, and do not wait for the evaluation.
     training.update.leave()
     place = {"step": training.done, "run": str(folder)}
     if not (distributed.rank() == 0 and finished):
         return {"interrupted": not finished} | place
     reports: dict[str, Report] = {}
-    try:
-        for split, chosen in rows.items():
-            reports[split] = measure(training, chosen, folder / f"predictions_{split}.jsonl")
-            log(f"{task.title(split)}: {describe(reports[split])}")
-    except KeyboardInterrupt:  # the training is saved
+    saved = "" if training.settings.no_save else "; the training is saved"
+    stop.answer = f"stopping the evaluation{saved}"
+    for split, chosen in rows.items():
+        predictions = folder / f"predictions_{split}.jsonl"
+        report = stop.unless_asked(measure, training, chosen, predictions)
+        if report:
+            reports[split] = report
+            stop.tell(log, f"{task.title(split)}: {describe(report)}")
+    raise_output_error(training, stop)
+    if len(reports) < len(rows):
         return {"interrupted": True} | place
     figures = {f"accuracy_{split}": report.accuracy for split, report in reports.items()}
     figures |= {"steps": training.done, "train_seconds": round(training.seconds, 2)}

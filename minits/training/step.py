@@ -176,11 +176,20 @@ def decoder_layers(model: nn.Module) -> list[DecoderLayer]:
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings) -> torch.optim.Optimizer:
-    """AdamW; on CUDA the fused one, with all that changes kept on the card."""
+    """AdamW; on CUDA the fused one, with all that changes kept on the card.
+
+    Weight decay is for matrices: norms and biases are left alone.
+    """
     cuda = settings.device.startswith("cuda")
     rate = torch.tensor(settings.lr, device=settings.device) if cuda else settings.lr
+    groups = [{"params": list(model.parameters())}]
+    if settings.weight_decay:
+        matrices, vectors = [], []
+        for parameter in model.parameters():
+            (matrices if parameter.dim() > 1 else vectors).append(parameter)
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(
-        model.parameters(),
+        groups,
         lr=rate,
         betas=(0.9, 0.99),
         weight_decay=settings.weight_decay,

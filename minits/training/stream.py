@@ -16,11 +16,8 @@ from minits.tasks.task import Task
 from minits.thinking import ThinkingConfig
 from minits.training import distributed
 from minits.training.recipe import TrainSettings
+from minits.training.stopping import SIGNALS
 
-# What asks a training to stop. (Windows has no SIGHUP.)
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
 POOL = 8  # steps whose samples are drawn together
 
 

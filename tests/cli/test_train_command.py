@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_helpers import FAST, PROMPT, QUICK, ROOT, SHORT, call, result
+from cli_helpers import EVAL, FAST, PROMPT, QUICK, ROOT, SHORT, TRAIN, call, result, without_seconds
 
+from minits import generate, load
 from minits.checkpoint.files import locked
 from minits.cli import train
 from minits.cli.sources import trained_task
@@ -201,7 +202,8 @@ def test_full_disk_is_told_in_one_line_without_a_traceback(empty, monkeypatch):
 
 
 def test_ctrl_c_exits_130_with_a_checkpoint_and_the_printed_command_goes_on(empty):
-    flags = ["--steps", "5000", *SHORT, "--max-ops", "3", "--log-every", "1"]
+    # A constant rate, so that the run may be made shorter.
+    flags = ["--steps", "5000", *SHORT, "--max-ops", "3", "--log-every", "1", "--decay", "0"]
     process = subprocess.Popen(
         [sys.executable, ROOT / "run.py", "train", "parity", "--out", "run", *flags],
         stdout=subprocess.PIPE,
@@ -216,10 +218,8 @@ def test_ctrl_c_exits_130_with_a_checkpoint_and_the_printed_command_goes_on(empt
     step = int(checkpoint.name.removeprefix("step-"))
     assert 1 <= step < 5000 and f"interrupted after step {step};" in err
     # So many steps left no hurry to interrupt; there is no need to wait for all of them.
-    file, last = empty / "run" / "run.json", step + 9
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"steps": last}))
-    words = shlex.split(err.split("continue with: ")[1])
-    status, out, _ = call(*words[words.index("run.py") + 1 :])
+    last, words = step + 9, shlex.split(err.split("continue with: ")[1])
+    status, out, _ = call(*words[words.index("run.py") + 1 :], "--steps", last)
     assert status == 0
     assert out.splitlines()[0].startswith(f"step {step + 1}/{last}")
     lines = (empty / "run" / "metrics.jsonl").read_text().splitlines()
@@ -242,9 +242,9 @@ def test_ctrl_c_while_evaluating_leaves_a_run_to_resume_and_says_where_it_goes_o
     assert json.loads(Path("run/record.json").read_text())["resumed_after_step"] == 3
 
 
-def interrupted(*_, **__) -> dict[str, object]:
+def interrupted(_settings, _task, _method, folder, **_) -> dict[str, object]:
     """In place of `run_training`: one that was interrupted."""
-    return {"interrupted": True, "step": 3}
+    return {"interrupted": True, "step": 3, "run": str(folder)}
 
 
 def test_resume_command_can_be_pasted_into_a_shell(empty, monkeypatch):
@@ -259,3 +259,170 @@ def test_interrupted_run_without_saving_offers_no_resume(empty, monkeypatch):
     monkeypatch.setattr(train, "run_training", interrupted)
     status, _, err = call(*QUICK, "--no-save", "--out", "run")
     assert status == 130 and "interrupted after step 3" in err and "--resume" not in err
+
+
+# -- what a training chose, and stages after the first ---------------------------------------------
+
+
+def test_the_longest_thought_of_a_training_is_the_default_everywhere_and_others_are_told(empty):
+    flags = ["--max-thought-tokens", "7", "--out", "run", "--steps", "1"]
+    assert call(*QUICK, *flags)[0] == 0
+    for command in (["infer", PROMPT], ["eval", "--samples", "1", "--max-ops", "3"]):
+        status, _, err = call(*command, "--run", "run")
+        assert status == 0 and "--max-thought-tokens" not in err
+        status, _, err = call(*command, "--run", "run", "--max-thought-tokens", "9")
+        assert status == 0 and "--max-thought-tokens 9: trained with 7" in err
+    status, out, _ = call("infer", PROMPT, "--run", "run", "--json", "--max-new-tokens", "2")
+    # An untrained T hardly ever ends a thought: it is cut where training allows no longer one.
+    assert status == 0 and result(out)["cut_thoughts"]
+    model, tokenizer = load("run")
+    assert model.config.max_thought_tokens == 7
+    (cut,) = generate(model, tokenizer, [PROMPT], max_new_tokens=2)
+    assert max(map(len, cut.thought_ids)) == 8
+
+
+def test_a_second_stage_starts_from_the_first_whatever_its_method_was(empty):
+    assert call(*QUICK, "--method", "cot", "--out", "A")[0] == 0
+    status, out, err = call(*QUICK, "--model", "A", "--out", "B")
+    assert status == 0 and "look: python run.py infer --run B" in out
+    assert "thinking on parity" in call("infer", PROMPT, "--run", "B", *FAST)[2]
+    assert call("train", "--resume", "--out", "B")[0] == 0
+    shutil.rmtree("A")
+    assert call("train", "--resume", "--out", "B")[0] == 0  # it has all that it needs
+
+
+def test_steps_after_a_finished_run_are_taken_or_the_command_that_works_is_given(empty):
+    assert call(*QUICK, "--warmup", "0", "--out", "run")[0] == 0
+    status, _, err = call("train", "--resume", "--out", "run", "--steps", "5")
+    assert status == 2 and "--steps 5" in err.splitlines()[-1]
+    words = shlex.split(err.splitlines()[-1].split("with: ")[-1].split("weights: ")[-1])
+    assert words[:6] == ["python", "run.py", "train", "parity", "--model", "run"]
+    assert call(*words[2:6], "--steps", "2", *SHORT, "--out", "more")[0] == 0
+    assert call(*QUICK, "--decay", "0", "--out", "flat")[0] == 0
+    assert call("train", "--resume", "--out", "flat", "--steps", "5")[0] == 0
+    assert call("train", "--resume", "--out", "flat", "--steps", "2")[0] == 2
+    assert json.loads(Path("flat/run.json").read_text())["steps"] == 5
+
+
+def test_a_resume_clears_away_what_a_killed_process_wrote_half(finished):
+    (finished / "metrics.jsonl.123.tmp").write_text("{")
+    (finished / "checkpoints" / "step-000003.123.tmp").mkdir()
+    assert call("train", "--resume", "--out", "run")[0] == 0
+    assert list(finished.rglob("*.tmp")) == []
+
+
+# -- runs of other makers --------------------------------------------------------------------------
+
+
+def as_old(folder: Path) -> None:
+    """Makes a run folder what revision c5f297b would have written."""
+    file = folder / "run.json"
+    run = json.loads(file.read_text())
+    for name in ("save_dtype", "keep", "min_ops"):
+        del run[name]
+    file.write_text(json.dumps(run | {"variables": None, "modulus": None}))
+    (checkpoint,) = (folder / "checkpoints").iterdir()
+    about = json.loads((checkpoint / "thinking.json").read_text())
+    del about["thinks"], about["max_thought_tokens"]
+    (checkpoint / "thinking.json").write_text(json.dumps(about))
+    state = torch.load(checkpoint / "training_state.pt")
+    del state["stage"], state["settings"]
+    torch.save(state, checkpoint / "training_state.pt")
+
+
+def test_a_run_of_an_older_version_is_read_but_not_continued_inexactly(finished):
+    before = call("infer", PROMPT, "--run", "run", "--json", "--max-new-tokens", "4")
+    as_old(finished)
+    after = call("infer", PROMPT, "--run", "run", "--json", "--max-new-tokens", "4")
+    assert after[0] == 0 and without_seconds(result(after[1])) == without_seconds(result(before[1]))
+    assert call("eval", "--run", "run", "--samples", "2")[0] == 0
+    status, _, err = call("train", "--resume", "--out", "run")
+    assert status == 2 and "saved by an older version" in err.splitlines()[-1]
+    words = shlex.split(err.splitlines()[-1].split("with: ")[1])
+    assert call(*words[2:], "--steps", "2", *SHORT, "--out", "more")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [("run.json", "{"), ("run.json", '{"task": "chess"}'), ("checkpoints", ""), ("run.json", None)],
+    ids=["cut off", "of another task", "foreign weights", "no run.json"],
+)
+def test_a_broken_newest_run_is_passed_over_with_a_note(name, text, finished):
+    Path("runs").mkdir()
+    finished.rename("runs/good")
+    shutil.copytree("runs/good", "runs/bad")
+    os.utime("runs/bad/checkpoints/step-000003", (2**32, 2**32))
+    if name == "checkpoints":
+        for file in Path("runs/bad/checkpoints/step-000003").glob("thinking.*"):
+            file.unlink()
+        os.utime("runs/bad/checkpoints/step-000003", (2**32, 2**32))
+    elif text is None:
+        Path("runs/bad/run.json").unlink()
+    else:
+        Path("runs/bad/run.json").write_text(text)
+    commands = (
+        ["train", "--resume"],
+        ["train", "parity", "--resume"],
+        ["infer", PROMPT, *FAST],
+        ["eval", "--samples", "1"],
+    )
+    for command in commands:
+        status, _, err = call(*command)
+        assert status == 0 and "passed over: runs/bad" in err and "runs/good" in err, err
+
+
+def test_two_trainings_of_one_second_get_folders_of_their_own(empty, monkeypatch):
+    monkeypatch.setattr(train.time, "strftime", lambda _: "20300101-000000")
+    draw, made = session.evaluation_rows, Path("runs/parity-thinking-s0-20300101-000000")
+    assert call(*TRAIN)[0] == 0
+
+    def meanwhile(*arguments):
+        """Another one, that was not there yet as the name was chosen."""
+        made.with_name(f"{made.name}-2").mkdir(exist_ok=True)
+        return draw(*arguments)
+
+    monkeypatch.setattr(session, "evaluation_rows", meanwhile)
+    status, out, _ = call(*TRAIN, "--json")
+    third = f"{made}-2-2"
+    assert status == 0 and result(out)["run"] == third and f"--run {third}" in out
+    assert Path(third, "record.json").exists()
+    assert list(made.with_name(f"{made.name}-2").iterdir()) == []
+
+
+# -- the process around it -------------------------------------------------------------------------
+
+
+def python(*arguments: str, **how) -> subprocess.CompletedProcess:
+    """`run.py` in a process of its own."""
+    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **how)
+
+
+def test_ctrl_c_while_torch_is_imported_leaves_no_traceback(empty):
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", ROOT / "run.py", *QUICK],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    for line in process.stderr:  # what has been imported, one a line
+        if "torch" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGINT, 130) and "Traceback" not in err
+    assert list(empty.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="closes streams as a shell does")
+@pytest.mark.parametrize("closed, arguments", [(0, ["infer", "--file", "-"]), (2, TRAIN)])
+def test_a_closed_stream_is_an_empty_one(closed, arguments, empty):
+    done = python(*arguments, preexec_fn=lambda: os.close(closed))
+    assert "Traceback" not in done.stderr and done.returncode == (2 if closed == 0 else 0)
+    assert closed or "holds no prompt" in done.stderr
+
+
+def test_a_character_that_the_output_lacks_is_replaced(inside):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = python(*EVAL, env=environment)
+    assert done.returncode == 0 and "operations" in done.stdout and " ? " in done.stdout

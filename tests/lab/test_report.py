@@ -1,12 +1,15 @@
 """Presets are runs that can be made, and the tables are those of the records."""
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 import run
 
 from minits.cli.train import chosen
+from minits.lab import provenance
 from minits.lab.presets import PAPER, PRESETS, Preset
 from minits.lab.tables import MARK, PAGES, put_into, read_records, tables
 from minits.training.run_folder import flat
@@ -198,3 +201,31 @@ def test_a_run_of_an_older_version_is_not_continued(tmp_path, capsys):
     file.write_text(json.dumps(old))
     assert run.main([*flags, "--resume"]) == 2
     assert "older version" in capsys.readouterr().err
+
+
+# -- the revision of the source --------------------------------------------------------------------
+
+
+def git(folder, *arguments):
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "-C", folder, *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "place, tracked, wanted",
+    [("", True, "commit"), ("", False, "env"), ("vendor", True, "env"), ("vendor", False, "env")],
+)
+def test_a_record_names_the_revision_of_our_own_repository_alone(
+    place, tracked, wanted, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MINITS_REVISION", "env")
+    git(tmp_path, "init")
+    copy = tmp_path / place / "minits" / "lab" / "provenance.py"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(provenance.__file__, copy)
+    (tmp_path / "other").write_text("")
+    git(tmp_path, "add", "." if tracked else "other")
+    git(tmp_path, "commit", "-m", "first")
+    head = subprocess.check_output(["git", "-C", tmp_path, "rev-parse", "--short", "HEAD"])
+    monkeypatch.setattr(provenance, "__file__", str(copy))
+    assert provenance.revision() == {"commit": head.decode().strip(), "env": "env"}[wanted]

@@ -30,7 +30,6 @@ from training_helpers import (
 from minits.training import loop
 from minits.training.loop import (
     TrainingError,
-    deferred_interrupt,
     learning_rate,
     train,
     train_step,
@@ -152,14 +151,6 @@ def test_metrics_line_that_was_cut_off_by_a_crash_does_not_prevent_resuming(tmp_
 # -- interrupts and the garbage collector ----------------------------------------------------------
 
 
-def test_second_interrupt_acts_at_once():
-    with pytest.raises(KeyboardInterrupt), deferred_interrupt() as seen:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert seen == [signal.SIGINT]
-        os.kill(os.getpid(), signal.SIGINT)
-        pytest.fail("the second interrupt was held back")
-
-
 def test_interrupt_handlers_are_restored_after_training(tmp_path):
     before = [signal.getsignal(number) for number in SIGNALS]
     training = begin(tmp_path, steps=3)
@@ -180,9 +171,14 @@ def test_the_garbage_collector_leaves_alone_what_was_there_before_training(tmp_p
 # -- saving ----------------------------------------------------------------------------------------
 
 
-def test_only_the_newest_checkpoint_is_kept(tmp_path):
-    train(begin(tmp_path, save_every=5), silent)
-    assert checkpoints_in(tmp_path) == ["step-000012"]
+@pytest.mark.parametrize(
+    "keep, kept", [(1, [12]), (2, [10, 12]), (3, [5, 10, 12]), (9, [5, 10, 12])]
+)
+def test_the_newest_checkpoints_are_kept(keep, kept, tmp_path):
+    """By default one more than the newest: who reads that while the next is saved finds it whole."""
+    chosen = {} if keep == 2 else {"keep": keep}
+    train(begin(tmp_path, save_every=5, **chosen), silent)
+    assert checkpoints_in(tmp_path) == [f"step-{step:06d}" for step in kept]
 
 
 def test_nan_loss_keeps_the_last_checkpoint(tmp_path):
@@ -243,6 +239,6 @@ def test_kill_during_a_save_leaves_the_previous_checkpoint_and_resume_finishes_t
     assert torn.startswith("step-000004") and torn.endswith(".tmp")
     assert begin(folder).done == 2
     assert command_line.main([*flags, "--resume"]) == 0
-    assert checkpoints_in(folder) == ["step-000006"]
+    assert checkpoints_in(folder) == ["step-000004", "step-000006"]
     assert json.loads((folder / "record.json").read_text())["steps"] == 6
     assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3, 4, 5, 6]
