@@ -14,6 +14,7 @@ from minits.fast.layouts import round_up
 from minits.methods import Method
 from minits.settings import flag
 from minits.tasks import Task, options_of
+from minits.tasks.task import check_overlap
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
 from minits.training.loop import Log, Training, evaluation_rows, measure, train
@@ -33,7 +34,7 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
             "processes that share them; raise it, or start fewer."
         )
     distributed.join(settings.device)
-    model, tokenizer = make_model(settings, method, finished_checkpoints(folder))
+    model, tokenizer = make_model(settings, task, method, finished_checkpoints(folder))
     model = model.to(settings.device).train()
     state = run_folder.read_state(folder, settings.device)
     if state is None:
@@ -56,14 +57,14 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
 
 
 def make_model(
-    settings: TrainSettings, method: Method, checkpoints: list[Path]
+    settings: TrainSettings, task: Task, method: Method, checkpoints: list[Path]
 ) -> tuple[ThinkingStates, Tokenizer]:
     """The newest checkpoint, else what `--model` names."""
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
         window = settings.window if method.thinks else 0
         how = choices | {"seed": settings.seed, "window": window or None}
-        model, tokenizer = make_tiny(thinks=method.thinks, **how)
+        model, tokenizer = make_tiny(thinks=method.thinks, texts=task.texts(), **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model
         model, tokenizer = load(source, revision=settings.revision, **choices)
@@ -91,6 +92,7 @@ def run_training(
     with ExitStack() as stack:
         if lead and not new:
             stack.enter_context(locked(folder))
+        run_folder.check_sources(folder, task)
         training = set_up(settings, task, method, folder)
         rows = check_data(training)
         if lead and new:
@@ -101,6 +103,8 @@ def run_training(
                 goes_on = f"it goes on after step {training.done} of {settings.steps}"
                 note(goes_on if training.done else "it has no checkpoint: from the start")
             note("settings " + json.dumps(run_folder.flat(settings, task, method)))
+            for split, source in task.sources().items():
+                note(f"{split}: " + ", ".join(f"{key} {value}" for key, value in source.items()))
             run_folder.write_run(folder, settings, task, method)
         return train_and_evaluate(training, rows, log)
 
@@ -118,6 +122,12 @@ def check_data(training: Training) -> dict[str, list]:
             f"--row-tokens {settings.row_tokens}: long rows need as many positions, the model has "
             f"{limit} (max_position_embeddings)."
         )
+    if settings.eval_every and len(task.splits) < 2:
+        raise ValueError(
+            f"--eval-every {settings.eval_every}: the task has nothing to evaluate on; leave it "
+            "out, or name an evaluation set."
+        )
+    check_overlap(task)
     training.stream.rows(0)
     rows = {}
     for split in task.splits[1:]:
