@@ -18,7 +18,7 @@ from minits.generation import GenerationResult, generate_ids
 from minits.methods import make_method
 from minits.supervision import Example, Row
 from minits.tasks import make_task
-from minits.tasks.task import extract_answer
+from minits.tasks.answers import extract_answer
 from minits.training.scoring import (
     IN_TURN,
     Report,
