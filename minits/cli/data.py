@@ -10,11 +10,11 @@ from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
 from minits.cli.flags import Output, add_flags, note, take
-from minits.cli.sources import run_folder, trained_task
+from minits.cli.sources import trained_task
 from minits.settings import setting
 from minits.supervision import Example, Row, encode_example, render_marked
-from minits.tasks import TASKS, Task, check_options, make_task, options_of
-from minits.tasks.task import check_overlap
+from minits.tasks import TASKS, Task, make_task, options_of
+from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
 
@@ -27,11 +27,12 @@ class DataFlags(Output):
     """What `run.py data` takes beside the task's options."""
 
     task: str | None = setting(
-        None, "the task; default: that of --run, else parity", positional=True
+        None, "the task; default: that of --model, else parity", positional=True
     )
-    model: str = setting("tiny", "whose tokenizer: tiny, a folder or a hub id")
+    model: str = setting(
+        "tiny", "whose tokenizer and limits: tiny, a folder (of a run, too) or a hub id"
+    )
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
-    run: str | None = setting(None, "run folder: the task, tokenizer and limits of its training")
     chunk_size: int | None = setting(
         None, "c: tokens a chunk; default: as in training, else 8", least=1
     )
@@ -80,43 +81,34 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     )
     figures |= {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}
     files = task.sources()
-    for name, source in files.items():
-        note(f"{name}: " + ", ".join(f"{key} {value}" for key, value in source.items()))
+    for line in describe_sources(task):
+        note(line)
     return figures | ({"data_files": files} if files else {}), 0
 
 
 def described(flags: DataFlags, given: dict[str, Any]) -> tuple[Task, Tokenizer, ThinkingConfig]:
-    """The task, tokenizer and limits that the flags ask for; given: the task's options."""
-    if flags.run and flags.model != "tiny":
-        raise ValueError("--run and --model were both given; name one of them.")
+    """Task, tokenizer and limits: of the training that --model names, where no flag says otherwise.
+
+    given: options of the task.
+    """
     name, usual, about, folder = flags.task or "parity", {}, {}, None
-    if flags.run:
-        folder = run_folder(flags.run)
-    elif flags.model != "tiny":
-        folder = resolve(flags.model, flags.revision)
-    if folder:
-        about = read_about(checkpoint_of(folder))
-    if flags.run:
-        trained = trained_task(folder, about, flags.task)
+    if flags.model != "tiny":
+        source = resolve(flags.model, flags.revision)
+        folder = checkpoint_of(source)
+        about = read_about(folder)
+    if about:
+        trained = trained_task(source, about, flags.task)
         name, usual = trained.name, options_of(trained)
-        check_options(name, given)
     elif name in TASKS:
         usual = TASKS[name].data_options
     task = make_task(name, **(usual | given))
     if folder:
-        folder = checkpoint_of(folder)
         tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
     else:
         tokenizer = tiny_tokenizer(task.texts())
-    config = ThinkingConfig(
-        flags.chunk_size or about.get("chunk_size", 8),
-        1,
-        1,
-        tokenizer.eos_ids,
-        tokenizer.pad_id,
-        flags.max_thought_tokens or about.get("max_thought_tokens", 64),
-    )
-    return task, tokenizer, config
+    c = flags.chunk_size or about.get("chunk_size", 8)
+    limit = flags.max_thought_tokens or about.get("max_thought_tokens", 64)
+    return task, tokenizer, ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id, limit)
 
 
 def show(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> None:

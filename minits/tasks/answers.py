@@ -34,6 +34,7 @@ def extract_answer(text: str, opening: str, gold: str = "") -> str:
     no part of the answer: a model may go on with a question of its own.
     """
     text, opening, gold = (unicodedata.normalize("NFC", each) for each in (text, opening, gold))
+    opening = opening.strip()
     start = len(text)
     if opening:
         for _ in range(max(gold.count(opening), 1)):
@@ -79,7 +80,7 @@ def score_number(text: str, gold: str, opening: str) -> dict[str, Any]:
 
 def number_behind(opening: str, answer: str) -> Fraction | None:
     """The last number of an answer that begins with `opening`; None if it lacks either."""
-    opening = unicodedata.normalize("NFC", opening)
+    opening = unicodedata.normalize("NFC", opening).strip()
     return number_in(answer.removeprefix(opening)) if answer.startswith(opening) else None
 
 

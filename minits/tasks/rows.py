@@ -23,8 +23,9 @@ from minits.tasks.task import USUAL, Task
 
 FILES = ("train", "valid", "test")
 LINE_ENDS = re.compile(rb"\r\n|\r|\n")  # and nothing else: U+2028 may stand in a text
-KEYS = ("question", "steps", "answer")
-KINDS = {"a text": str, "a list": list, "an object": dict, "a whole number": int}
+ROW = {"question": str, "steps": list, "answer": str}
+STEP = {"at": int, "text": str}
+WORDS = {str: "a text", list: "a list", int: "a whole number"}
 
 
 class RowsFile(NamedTuple):
@@ -97,13 +98,13 @@ class Rows(Task):
         return {"train": "training"}.get(split, split)
 
     def size(self, split: str) -> int:
-        return len(self.file(split).examples)
+        return len(self.file(split).examples) if getattr(self, split) else 0
 
     def example(self, split: str, index: int, seed: int) -> Example:
         return self.file(split).examples[index]
 
     def sources(self) -> dict[str, dict[str, Any]]:
-        return {split: self.file(split).about for split in self.splits}
+        return {split: self.file(split).about for split in FILES if getattr(self, split)}
 
     def texts(self) -> Iterator[str]:
         for example in self.file("train").examples:
@@ -137,29 +138,24 @@ def read_rows(
     split: str, path: Path, parse: Callable[[str], Example], skip_bad: bool
 ) -> RowsFile:
     """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
-    if not path.exists():
+    if not path.is_file():
         raise FileNotFoundError(
-            f"{flag(split)} {path}: no such file ({path.parent} holds {listing(path.parent)}). Put "
-            "it back, or name another."
+            f"{flag(split)} {path} is no file ({path.parent} holds {listing(path.parent)}). Put it "
+            "back, or name another."
         )
-    if path.is_dir():
-        raise ValueError(f"{flag(split)} {path} is a folder ({listing(path)}); name a file in it.")
     content = path.read_bytes()
     examples, bad = [], []
     for number, line in enumerate(LINE_ENDS.split(content), 1):
-        place = f"{path.name}, line {number}"
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
-                examples.append(replace(parse(text), name=place))
-        except UnicodeDecodeError as error:
-            bad.append(f"{place}: it is not UTF-8 text ({error.reason})")
+                examples.append(replace(parse(text), name=f"{path.name}, line {number}"))
         except (ValueError, RecursionError) as error:  # the latter: lists in lists in lists
-            bad.append(f"{place}: {error}")
-        if bad and not skip_bad:
-            raise ValueError(
-                f"{path.parent / bad[0]}. Mend the line, or pass over such lines with --skip-bad."
-            )
+            bad.append(f"line {number}: {error}")
+            if not skip_bad:
+                raise ValueError(
+                    f"{path}, {bad[0]}. Mend the line, or pass over such lines with --skip-bad."
+                ) from error
     if not examples:
         first = f", the first: {bad[0]}" if bad else ""
         raise ValueError(
@@ -167,72 +163,57 @@ def read_rows(
             '{"question": "…", "steps": [{"at": 3, "text": "…"}], "answer": "…"}.'
         )
     about = {"file": str(path), "rows": len(examples), "skipped": len(bad)}
-    about |= {"sha256": sha256(content).hexdigest()}
-    return RowsFile(examples, about | ({"first_skipped": bad[0]} if bad else {}))
+    about |= {"first_skipped": bad[0]} if bad else {}
+    return RowsFile(examples, about | {"sha256": sha256(content).hexdigest()})
 
 
 def parse_row(line: str) -> Example:
     """The row in a line of JSON. Raises ValueError saying what is wrong with it."""
     try:
-        found = json.loads(line, object_pairs_hook=once)
+        row = json.loads(line, object_pairs_hook=once)
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON ({error.msg} at character {error.colno})") from error
-    row = {"steps": []} | typed(found, "an object", "the line")
-    if wrong := sorted(set(row) ^ set(KEYS)):
-        words = "is not known" if wrong[0] in row else "is missing"
-        raise ValueError(f"the key {wrong[0]!r:.100} {words}; a row has {', '.join(KEYS)}")
-    question, answer = (worded(row[key], repr(key)) for key in ("question", "answer"))
-    steps = typed(row["steps"], "a list", "'steps'")
-    if all(isinstance(step, dict) for step in steps) and MARKER not in question:
-        placed = tuple(place(step, f"step {i}") for i, step in enumerate(steps, 1))
-        late = [step for step in placed if step.position > len(question)]
-        early = [b for a, b in zip(placed, placed[1:]) if b.position < a.position]
-        if late:
+        raise ValueError(f"no JSON: {error.msg} at character {error.colno}") from error
+    if isinstance(row, dict):
+        row = {"steps": []} | row
+    question, steps, answer = members(row, ROW, "the row")
+    if MARKER in question or any(isinstance(step, str) for step in steps):
+        question, placed = parse_marked(question, steps)
+    else:
+        named = ((f"step {i}", step) for i, step in enumerate(steps, 1))
+        placed = tuple(Step(*members(step, STEP, what)) for what, step in named)
+        places = [step.position for step in placed]
+        if sorted([0, *places, len(question)]) != [0, *places, len(question)]:
             raise ValueError(
-                f"step {late[0].text!r:.100} stands at character {late[0].position}, the question "
-                f"has {len(question)}"
+                f"the steps stand at the characters {places}; they must follow the order of the "
+                f"question, which has {len(question)}"
             )
-        if early:
-            raise ValueError(
-                f"step {early[0].text!r:.100} stands at character {early[0].position}, before its "
-                "predecessor; steps follow the order of the question"
-            )
-        return Example(question, placed, answer, size=len(placed))
-    texts = [worded(step, f"step {i}") for i, step in enumerate(steps, 1)]
-    question, placed = parse_marked(question, texts)
-    return Example(worded(question, "'question'"), placed, answer, size=len(placed))
+    for text in (question, answer, *(step.text for step in placed)):
+        if not isinstance(text, str):
+            raise ValueError(f"beside markers each step is a text, not {json.dumps(text):.100}")
+        if not text.strip():
+            raise ValueError("question, answer or a step is empty")
+        if wrong := re.search("[\0\ud800-\udfff]", text):
+            raise ValueError(f"{wrong[0]!r} is no character of a text")
+    return Example(question, placed, answer, size=len(placed))
 
 
-def place(step: dict[str, Any], what: str) -> Step:
-    """A step of the form {"at", "text"}. Raises ValueError if it is none."""
-    if set(step) != {"at", "text"}:
-        raise ValueError(f"{what} has the keys {', '.join(step) or 'none'}; it must have at, text")
-    at = typed(step["at"], "a whole number", f"'at' of {what}")
-    if at < 0:
-        raise ValueError(f"'at' of {what} is {at}; characters are counted from 0 on")
-    return Step(at, worded(step["text"], f"'text' of {what}"))
-
-
-def typed(value: Any, kind: str, what: str) -> Any:
-    """`value`; raises ValueError if it is not of that kind."""
-    if type(value) is not KINDS[kind]:
-        raise ValueError(f"{what} is {json.dumps(value):.100}, not {kind}")
-    return value
-
-
-def worded(value: Any, what: str) -> str:
-    """`value`; raises ValueError if it is no text, or one that says nothing or is damaged."""
-    text = typed(value, "a text", what)
-    if not text.strip():
-        raise ValueError(f"{what} is empty")
-    if wrong := re.search("[\0\ud800-\udfff]", text):
-        raise ValueError(f"{what} holds {wrong[0]!r}, which is no character of a text")
-    return text
+def members(value: Any, kinds: dict[str, type], what: str) -> list[Any]:
+    """The values of a JSON object that has these keys. Raises ValueError for any other thing."""
+    if not isinstance(value, dict) or set(value) != set(kinds):
+        found = ", ".join(value) if isinstance(value, dict) else json.dumps(value)
+        raise ValueError(
+            f"{what} holds {found:.200}; it must be an object that holds {', '.join(kinds)}"
+        )
+    for key, kind in kinds.items():
+        if type(value[key]) is not kind:
+            found = json.dumps(value[key])
+            raise ValueError(f"{key!r} of {what} is {found:.100}, not {WORDS[kind]}")
+    return [value[key] for key in kinds]
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. Raises ValueError if a key is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError(f"a key is there twice, among {', '.join(key for key, _ in pairs)!r:.100}")
+        raise ValueError(f"a key is there twice: {', '.join(key for key, _ in pairs):.100}")
     return found

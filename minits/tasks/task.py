@@ -98,6 +98,14 @@ class Task(Protocol):
         return self
 
 
+def describe_sources(task: Task) -> list[str]:
+    """A line for each file that the examples were read from."""
+    return [
+        f"{split}: " + ", ".join(f"{key} {value}" for key, value in source.items())
+        for split, source in task.sources().items()
+    ]
+
+
 def check_overlap(task: Task) -> None:
     """Raises ValueError if two finite splits share a prompt, naming both places."""
     finite = [split for split in task.splits if task.size(split)]

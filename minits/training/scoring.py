@@ -166,7 +166,8 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     chunks = sum(len(line["gold_thoughts"]) for line in lines)
     wrong = [line for line in lines if line["first_wrong"] is not None]
     # What the task's score told beside `right`.
-    told = {name for name, value in lines[0].items() if isinstance(value, bool)}
+    marks = {name for name, value in lines[0].items() if isinstance(value, bool)}
+    counted = sorted(marks - {"correct", "late"})
     shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
     first_wrong = wrong and {
         "rows": len(wrong),
@@ -184,7 +185,7 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         thoughts_all_right=1 - len(wrong) / n if chunks else None,
         first_wrong=first_wrong or None,
         late_share=late_share(line["late"] for line in lines),
-        counts={name: fmean(line[name] for line in lines) for name in sorted(told - {"correct", "late"})},
+        counts={name: fmean(line[name] for line in lines) for name in counted},
         stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
         mean_rounds=fmean(line["rounds"] for line in lines),
         mean_nontrivial=fmean(line["nontrivial"] for line in lines),

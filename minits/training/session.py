@@ -14,7 +14,7 @@ from minits.fast.layouts import round_up
 from minits.methods import Method
 from minits.settings import flag
 from minits.tasks import Task, options_of
-from minits.tasks.task import check_overlap
+from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
 from minits.training.loop import Log, Training, evaluation_rows, measure, train
@@ -103,8 +103,8 @@ def run_training(
                 goes_on = f"it goes on after step {training.done} of {settings.steps}"
                 note(goes_on if training.done else "it has no checkpoint: from the start")
             note("settings " + json.dumps(run_folder.flat(settings, task, method)))
-            for split, source in task.sources().items():
-                note(f"{split}: " + ", ".join(f"{key} {value}" for key, value in source.items()))
+            for line in describe_sources(task):
+                note(line)
             run_folder.write_run(folder, settings, task, method)
         return train_and_evaluate(training, rows, log)
 

@@ -105,7 +105,7 @@ class SampleStream(Dataset):
         """Sample number `index`. A finite split is gone through in a new order every epoch."""
         split, seed = self.task.splits[0], self.settings.seed
         size = self.task.size(split)
-        if size is not None:
+        if size:
             epoch, place = divmod(index, size)
             index = epoch_order(seed, epoch, size)[place]
         return self.task.example(split, index, seed)
