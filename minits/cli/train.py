@@ -89,6 +89,7 @@ def chosen(given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
     settings = take(given, TrainSettings)
     method = take(given, METHODS[settings.method])
     task = make_task(settings.task, **given)
+    method.check(task)
     return resolve(settings, task), task, method
 
 

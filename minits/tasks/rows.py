@@ -52,7 +52,9 @@ class Rows(Task):
 
     name: ClassVar = "rows"
     kept: ClassVar = ("opening", "scoring")
-    recipes: ClassVar = USUAL
+    recipes: ClassVar = USUAL | {
+        ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4},
+    }
 
     def __post_init__(self) -> None:
         for split in FILES:  # a run can be resumed and evaluated from any folder

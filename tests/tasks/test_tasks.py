@@ -109,6 +109,27 @@ def test_vars_never_adds_a_variable_to_itself_nor_zero(seed, count, options):
         assert not right.isdigit() or 1 <= int(right) < options["modulus"]
 
 
+@given(seed=seeds, count=operations, options=vars_options)
+def test_vars_with_self_addition_is_replayed_alike(seed, count, options):
+    example = draw(make_task("vars", **options, self_addition=True), seed, count)
+    results, values = replay_vars(example.prompt, options["modulus"])
+    assert [step.text for step in example.steps] == results
+    final = " ".join(f"{name}={values[name]}" for name in sorted(values))
+    assert example.answer == f"Final values: {final}"
+
+
+def test_self_addition_is_one_term_among_the_variables():
+    prompts = [draw(make_task("vars", self_addition=True), seed, 5).prompt for seed in range(1000)]
+    found = [pair for prompt in prompts for pair in re.findall(r" ([a-z])=[a-z]\+([a-z])", prompt)]
+    assert chi_square(found, 9) < 27
+
+
+def test_the_data_key_of_vars_is_todays_unless_self_addition_is_drawn():
+    key = "Vars(variables=3, modulus=10, name='vars', opening='Final values:')"
+    assert make_task("vars").data_key == make_task("vars", max_ops=3).data_key == key
+    assert make_task("vars", self_addition=True).data_key != key
+
+
 @given(seed=seeds, count=operations)
 def test_the_number_of_operations_is_what_was_asked(seed, count):
     parity, numbers = draw(make_task("parity"), seed, count), draw(make_task("vars"), seed, count)
