@@ -41,7 +41,11 @@ class Rows(Task):
 
     train: str | None = setting(None, "file of JSON lines to train on")
     valid: str | None = setting(None, "file to evaluate on, in training too (--eval-every)")
-    test: str | None = setting(None, "file to evaluate on at the end; without both: no evaluation")
+    test: str | None = setting(
+        None,
+        "file to evaluate on at the end: its first rows, as many as --eval-samples (eval: "
+        "--samples). Without --valid and --test nothing is evaluated",
+    )
     opening: str = setting(
         "The answer is", "words put before an answer that does not begin with them; may be ''"
     )
@@ -53,7 +57,7 @@ class Rows(Task):
     name: ClassVar = "rows"
     kept: ClassVar = ("opening", "scoring")
     recipes: ClassVar = USUAL | {
-        ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4},
+        ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
     }
 
     def __post_init__(self) -> None:
