@@ -64,7 +64,6 @@ class Rows(Task):
         for split in FILES:  # a run can be resumed and evaluated from any folder
             if path := getattr(self, split):
                 object.__setattr__(self, split, str(Path(path).absolute()))
-        object.__setattr__(self, "opening", self.opening.strip())
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -87,10 +86,10 @@ class Rows(Task):
     def row(self, line: str) -> Example:
         """The example in a line. Raises ValueError saying what is wrong with it."""
         example = parse_row(line)
-        answer = example.answer
-        if not answer.startswith(self.opening):
-            answer = f"{self.opening} {answer}"
-        if self.scoring == "number" and number_behind(self.opening, answer) is None:
+        answer, opening = example.answer, self.opening.strip()
+        if not answer.startswith(opening):
+            answer = f"{opening} {answer}"
+        if self.scoring == "number" and number_behind(opening, answer) is None:
             raise ValueError(f"--scoring number: the answer {answer!r:.100} has no number")
         return replace(example, answer=answer)
 

@@ -216,6 +216,25 @@ def test_scoring_and_opening_go_with_a_checkpoint_alone(files):
     assert set(found["counts"]) == {"strict", "unparsable"}
 
 
+@pytest.mark.parametrize(
+    "name, value", [("opening", 5), ("opening", None), ("scoring", "vibes"), ("scoring", [])]
+)
+def test_options_in_a_checkpoint_that_cannot_be_are_told(name, value, trained):
+    (checkpoint,) = (trained / "run" / "checkpoints").iterdir()
+    about = checkpoint / "thinking.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {name: value}))
+    status, _, err = call("eval", "--run", checkpoint, "--test", "test.jsonl")
+    assert status == 2 and "thinking.json" in err and name in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name, value", [("train", 5), ("opening", 5), ("skip_bad", "no")])
+def test_options_in_a_run_that_cannot_be_are_told(name, value, trained):
+    run = trained / "run" / "run.json"
+    run.write_text(json.dumps(json.loads(run.read_text()) | {name: value}))
+    status, _, err = call("infer", "--run", "run")
+    assert status == 2 and "run.json" in err and len(err.splitlines()) == 1
+
+
 # -- data ------------------------------------------------------------------------------------------
 
 
