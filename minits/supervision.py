@@ -53,6 +53,7 @@ class Example:
     # Values of the answer: (the character where one starts, the number of the step that gives it).
     values: tuple[tuple[int, int], ...] = ()
     size: int = 0  # how much work it is, in the task's own unit; batches are balanced by it
+    name: str = ""  # where it was read, for errors; "": it is known by its number
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ def steps_to_tokens(
     """(token, text with a leading space) of each step, given the tokens' (start, end) characters.
 
     A step belongs to the token that holds the character before its marker (a marker at character
-    0: to token 0). Steps at one place go to consecutive tokens from there; those past the last
-    token are joined there with a separator.
+    0: to token 0). Steps at one place go to consecutive tokens from there, and no step to a token
+    before that of its predecessor; those past the last token are joined there with a separator.
 
     Raises ValueError if the steps are not in the order of the text, or if there is no token.
     """
@@ -117,7 +118,7 @@ def steps_to_tokens(
     starts = [start for start, _ in offsets]
     last, end = len(offsets) - 1, offsets[-1][1]
     homes: list[tuple[int, str]] = []
-    previous, spill = -1, 0
+    previous, home = -1, 0
     for step in steps:
         if step.position < max(previous, 0):
             raise ValueError(
@@ -129,11 +130,11 @@ def steps_to_tokens(
                 f"step {step.text!r} stands at character {step.position}, past the end of the "
                 "prompt; a step belongs to a character of the prompt."
             )
-        spill = spill + 1 if step.position == previous else 0
-        previous = step.position
         # The last token that starts before the marker. Where several tokens share the character
         # (the parts of a multi-byte one), that is the token after which it is wholly read.
-        home = max(bisect_left(starts, step.position) - 1, 0) + spill
+        own = bisect_left(starts, step.position) - 1
+        home = home + 1 if step.position == previous else max(own, min(home, last))
+        previous = step.position
         if home <= last:
             homes.append((home, " " + step.text))
         else:
@@ -167,12 +168,11 @@ def encode_example(
     complete = (len(ids) - 1) // c  # the last token is never read
     K = -(-len(ids) // c)
     thoughts: list[list[int]] = [[] for _ in range(K)]
-    ends = {}  # see Row
-    homes = enumerate(steps_to_tokens(offsets, example.steps))
-    for step, (token, text) in sorted(homes, key=lambda item: item[1][0]):
+    ends = []  # see Row
+    for token, text in steps_to_tokens(offsets, example.steps):
         chunk = token // c
         thoughts[chunk] += tokenizer.encode_with_offsets(text)[0]
-        ends[step] = chunk, len(thoughts[chunk]) - 1
+        ends.append((chunk, len(thoughts[chunk]) - 1))
     for chunk, thought in enumerate(thoughts):
         if len(thought) > config.max_thought_tokens:
             raise ValueError(
@@ -181,5 +181,4 @@ def encode_example(
                 "Raise it, or use smaller chunks."
             )
         thought.append(config.thought_end)
-    in_order = tuple(ends[step] for step in range(len(ends)))
-    return Row(ids, len(prompt), thoughts[:complete], in_order, name)
+    return Row(ids, len(prompt), thoughts[:complete], tuple(ends), name)

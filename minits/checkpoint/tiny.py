@@ -1,9 +1,11 @@
 """The offline default: a small Qwen2.5-shaped model, made on the spot, with a tokenizer of words.
 
 Real Qwen2.5 weights are what the method is for. This model is for seeing all of it work in a minute
-on a laptop.
+on a laptop. For texts of one's own the tokenizer is made from them: pairs of bytes, so that it can
+spell any text.
 """
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from string import ascii_lowercase
 
@@ -16,6 +18,7 @@ from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.thinking import ThinkingConfig, ThinkingStates
 
 ASSETS = Path(__file__).parents[1] / "assets"
+ENTRIES = 2000  # most entries of a tokenizer that is made on the spot
 LETTERS = ascii_lowercase[:8]  # variables that the vocabulary knows
 WORDS = [
     "<eos>", "<pad>", UNKNOWN,
@@ -26,7 +29,7 @@ WORDS = [
 ]
 
 
-def tiny_config(window: int | None) -> QwenConfig:
+def tiny_config(window: int | None, vocab_size: int = len(WORDS)) -> QwenConfig:
     """4 layers of 64; `window` tokens of sliding attention in all of them, or dense for None.
 
     A window makes the length generalise: dense attention meets distances in a long prompt that it
@@ -34,7 +37,7 @@ def tiny_config(window: int | None) -> QwenConfig:
     """
     layers = 4
     return QwenConfig(
-        vocab_size=len(WORDS),
+        vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=160,
         num_hidden_layers=layers,
@@ -58,25 +61,22 @@ def make_tiny(
     chunk_size: int = 8,
     inject_after: int = 1,
     extract_after: int = 3,
+    texts: Iterable[str] | None = None,  # as for `tiny_tokenizer`
 ) -> tuple[ThinkingStates, Tokenizer]:
     """A fresh tiny model and its tokenizer; T and C start as copies, as on real weights."""
-    tokenizer = tiny_tokenizer()
-    if tokenizer.known_ids != frozenset(range(len(WORDS))):
-        raise ValueError(
-            f"{ASSETS / 'tokenizer.json'} has {len(tokenizer.known_ids)} words, WORDS in "
-            f"minits/checkpoint/tiny.py has {len(WORDS)}: write what tokenizer_definition() gives "
-            "into that file."
-        )
+    tokenizer = tiny_tokenizer(texts)
+    words = len(tokenizer.known_ids)
     config = ThinkingConfig(
         chunk_size, inject_after, extract_after, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id
     )
-    model = ThinkingStates(Qwen2ForCausalLM(tiny_config(window)), config, thinks=thinks)
+    backbone = Qwen2ForCausalLM(tiny_config(window, words))
+    model = ThinkingStates(backbone, config, thinks=thinks)
     # A standard deviation of 0.02, usual for large models, leaves one this small on a plateau for
     # 500 steps.
     init_random(model.backbone, std=0.1, generator=torch.Generator().manual_seed(seed))
     if thinks:
         model.copy_blocks()
-    model.blocked = blocked_ids(tokenizer, len(WORDS))
+    model.blocked = blocked_ids(tokenizer, words)
     return model, tokenizer
 
 
@@ -90,10 +90,22 @@ def init_random(model: nn.Module, std: float, generator: torch.Generator) -> Non
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
-def tiny_tokenizer() -> Tokenizer:
-    """The shipped tokenizer."""
+def tiny_tokenizer(texts: Iterable[str] | None = None) -> Tokenizer:
+    """A tokenizer made from `texts`, always the same one; for None that which ships.
+
+    Raises ValueError if that which ships is not that of WORDS.
+    """
+    if texts is not None:
+        return Tokenizer(learned_definition(texts), eos_ids=(0,), pad_id=1)
     text = (ASSETS / "tokenizer.json").read_text(encoding="utf-8")
-    return Tokenizer(text, eos_ids=(0,), pad_id=1)
+    tokenizer = Tokenizer(text, eos_ids=(0,), pad_id=1)
+    if tokenizer.known_ids != frozenset(range(len(WORDS))):
+        raise ValueError(
+            f"{ASSETS / 'tokenizer.json'} has {len(tokenizer.known_ids)} words, WORDS in "
+            f"minits/checkpoint/tiny.py has {len(WORDS)}: write what tokenizer_definition() gives "
+            "into that file."
+        )
+    return tokenizer
 
 
 def tokenizer_definition() -> str:
@@ -108,3 +120,25 @@ def tokenizer_definition() -> str:
     control = [AddedToken(word, special=True, normalized=False) for word in WORDS[:2]]
     backend.add_special_tokens(control)
     return json.dumps(json.loads(backend.to_str()), indent=1, ensure_ascii=False) + "\n"
+
+
+def learned_definition(texts: Iterable[str]) -> str:
+    """The JSON of a byte-level BPE tokenizer trained on `texts`; digits stay single, as Qwen's."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend(models.BPE())
+    pattern = Regex(r" ?\p{L}+(?:'\p{L}+)?| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    words = pre_tokenizers.Split(pattern, "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Sequence([words, to_bytes])
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=ENTRIES,
+        min_frequency=2,
+        special_tokens=WORDS[:2],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts, trainer)
+    return backend.to_str()

@@ -68,7 +68,9 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
         task = trained_task(folder, about)
-        prompts = [task.example(task.splits[-1], i, seed=7).prompt for i in range(16)]
+        split = task.splits[-1]
+        few = min(task.size(split) or 16, 16)
+        prompts = [task.example(split, i, seed=7).prompt for i in range(few)]
         ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
         lines = bench_drafts(engine, ids, flags.repeats)
     else:

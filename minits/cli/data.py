@@ -8,11 +8,13 @@ from typing import Any
 from minits.checkpoint.download import checkpoint_of, resolve
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.checkpoint.weights import special_ids
-from minits.cli.flags import Output, add_flags, take
+from minits.checkpoint.weights import read_about, special_ids
+from minits.cli.flags import Output, add_flags, note, take
+from minits.cli.sources import trained_task
 from minits.settings import setting
 from minits.supervision import Example, Row, encode_example, render_marked
-from minits.tasks import TASKS, make_task
+from minits.tasks import TASKS, Task, make_task, options_of
+from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
 
@@ -24,10 +26,19 @@ OPTIONS = ("task",)
 class DataFlags(Output):
     """What `run.py data` takes beside the task's options."""
 
-    task: str = setting("parity", "the task", positional=True)
-    model: str = setting("tiny", "whose tokenizer: tiny, a folder or a hub id")
+    task: str | None = setting(
+        None, "the task; default: that of --model, else parity", positional=True
+    )
+    model: str = setting(
+        "tiny", "whose tokenizer and limits: tiny, a folder (of a run, too) or a hub id"
+    )
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
-    chunk_size: int = setting(8, "c: tokens a chunk", least=1)
+    chunk_size: int | None = setting(
+        None, "c: tokens a chunk; default: as in training, else 8", least=1
+    )
+    max_thought_tokens: int | None = setting(
+        None, "longest thought, in tokens; default: as in training, else 64", least=1
+    )
     ops: int | None = setting(None, "length of the example shown; default: 4", least=0)
     seed: int = setting(0, "seed of the examples")
     index: int = setting(0, "which example of the stream to show", least=0)
@@ -40,23 +51,23 @@ add_arguments = partial(add_flags, config=DataFlags)
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Shows one example as the model sees it, and statistics of the supervision."""
     flags = take(given, DataFlags)
-    usual = TASKS[flags.task].data_options if flags.task in TASKS else {}
-    task = make_task(flags.task, **(usual | given))
-    if flags.model == "tiny":
-        tokenizer = tiny_tokenizer()
-    else:
-        folder = checkpoint_of(resolve(flags.model, flags.revision))
-        tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
-    config = ThinkingConfig(flags.chunk_size, 1, 1, tokenizer.eos_ids, tokenizer.pad_id)
-    split = task.splits[0]
+    task, tokenizer, config = described(flags, given)
+    check_overlap(task)
+    split, c = task.splits[0], config.chunk_size
+    size = task.size(split) or sys.maxsize
+    if flags.index >= size:
+        raise ValueError(f"--index {flags.index}: there are {size} examples, from 0 on.")
     example = task.sized(flags.ops).example(split, flags.index, flags.seed)
-    row = encode_example(example, tokenizer, config)
-    show(example, row, tokenizer, flags.chunk_size)
-    size = task.size(split) or flags.samples
-    many = [task.example(split, i, flags.seed) for i in range(min(flags.samples, size))]
-    rows = [encode_example(each, tokenizer, config) for each in many]
+    row = encode_example(example, tokenizer, config, example.name or f"example {flags.index}")
+    show(example, row, tokenizer, c)
+    numbers = range(min(flags.samples, size))
+    many = [task.example(split, i, flags.seed) for i in numbers]
+    rows = [
+        encode_example(each, tokenizer, config, each.name or f"example {i}")
+        for i, each in zip(numbers, many)
+    ]
     figures = statistics(rows)
-    marks = [is_late(*pair, tokenizer, flags.chunk_size) for pair in zip(many, rows)]
+    marks = [is_late(*pair, tokenizer, c) for pair in zip(many, rows)]
     figures |= {"late_share": late_share(marks)}
     late = figures["late_share"]
     print(
@@ -68,7 +79,36 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         f"{figures['steps_without_target']} steps without a target",
         flush=True,
     )
-    return figures | {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}, 0
+    figures |= {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}
+    files = task.sources()
+    for line in describe_sources(task):
+        note(line)
+    return figures | ({"data_files": files} if files else {}), 0
+
+
+def described(flags: DataFlags, given: dict[str, Any]) -> tuple[Task, Tokenizer, ThinkingConfig]:
+    """Task, tokenizer and limits: of the training that --model names, where no flag says otherwise.
+
+    given: options of the task.
+    """
+    name, usual, about, folder = flags.task or "parity", {}, {}, None
+    if flags.model != "tiny":
+        source = resolve(flags.model, flags.revision)
+        folder = checkpoint_of(source)
+        about = read_about(folder)
+    if about:
+        trained = trained_task(source, about, flags.task)
+        name, usual = trained.name, options_of(trained)
+    elif name in TASKS:
+        usual = TASKS[name].data_options
+    task = make_task(name, **(usual | given))
+    if folder:
+        tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
+    else:
+        tokenizer = tiny_tokenizer(task.texts())
+    c = flags.chunk_size or about.get("chunk_size", 8)
+    limit = flags.max_thought_tokens or about.get("max_thought_tokens", 64)
+    return task, tokenizer, ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id, limit)
 
 
 def show(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> None:

@@ -12,6 +12,7 @@ from minits.lab.provenance import record
 from minits.methods import make_method
 from minits.settings import setting
 from minits.tasks import check_options, make_task, options_of
+from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
 from minits.training.scoring import describe, draw_rows, evaluate, with_room
 
@@ -61,7 +62,10 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     check_options(trained.name, given)
     task, split = trained.evaluated(given)
     make_task(task.name, **options_of(task))  # names a value that cannot be
-    method, seed = make_method(about.get("method", "thinking")), flags.seed
+    check_overlap(task)
+    # T and C of a plain Qwen2.5 are untrained copies of layers: it does not think, as in `infer`.
+    method = make_method(about.get("method", "thinking") if about else "no-cot")
+    seed = flags.seed
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
     note(f"model {folder}: {describe_model(about)}")
@@ -73,4 +77,6 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         batch_size=flags.batch_size, predictions=out,
     )
     print(describe(report), flush=True)
-    return record(report.record(), device=str(engine.device), seed=seed), 0
+    files = task.sources()
+    figures = report.record() | ({"data_files": files} if files else {})
+    return record(figures, device=str(engine.device), seed=seed), 0

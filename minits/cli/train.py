@@ -17,7 +17,7 @@ from minits.lab.presets import find
 from minits.lab.provenance import record
 from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
-from minits.tasks import TASKS, Task, check_options, make_task
+from minits.tasks import TASKS, Task, check_options, make_task, options_of
 from minits.training import distributed, run_folder
 from minits.training.recipe import TrainSettings, complete, resolve, resolve_device
 from minits.training.session import run_training
@@ -77,7 +77,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     accuracies = ", ".join(
         f"{task.title(split).partition(' (')[0]} {figures[f'accuracy_{split}']:.2%}"
         for split in task.splits[1:]
-    )
+    ) or "not evaluated (no evaluation set was named)"
     print(
         f"{settings.method} on {settings.task}: {accuracies}; {figures['steps']} steps in "
         f"{figures['train_seconds']:.0f} s on {line['machine']}{look}",
@@ -106,6 +106,7 @@ def chosen(given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
     settings = take(given, TrainSettings)
     method = take(given, METHODS[settings.method])
     task = make_task(settings.task, **given)
+    method.check(task)
     return resolve(settings, task), task, method
 
 
@@ -172,6 +173,8 @@ def resumed(folder: Path, given: dict[str, Any]) -> tuple[TrainSettings, Task, M
     """
     settings, task, method = run_folder.read_run(folder)
     stored = run_folder.flat(settings, task, method)
+    mine = {name: value for name, value in given.items() if name in options_of(task)}
+    given |= {name: getattr(replace(task, **mine), name) for name in mine}  # paths made absolute
     contrary = [
         f"{flag(name)} {value} (run: {stored.get(name)})"
         for name, value in sorted(given.items())

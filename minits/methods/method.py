@@ -6,6 +6,7 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
 from minits.generation import Event, GenerationConfig, GenerationResult, generate_ids
 from minits.supervision import Example, Row
+from minits.tasks.task import Task
 from minits.teacher_forcing import Losses
 from minits.thinking import Engine, ThinkingConfig, ThinkingStates
 
@@ -23,6 +24,9 @@ class Method(Protocol):
     name: ClassVar[str]
     title: ClassVar[str]  # in tables
     thinks: ClassVar[bool]  # whether the model has T and C
+
+    def check(self, task: Task) -> None:
+        """Raises ValueError for a task whose answers could not be found in what is said."""
 
     def stages(self, steps: int) -> tuple[Stage, ...]:
         """The stages of a training of so many optimizer steps, in order."""

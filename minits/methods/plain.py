@@ -7,6 +7,7 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
 from minits.methods.method import Method
 from minits.supervision import Example, Row, encode_prompt, encode_rest
+from minits.tasks.task import Task
 from minits.thinking import Engine, ThinkingConfig
 
 
@@ -52,6 +53,13 @@ class CoT(NoCoT):
 
     name: ClassVar = "cot"
     title: ClassVar = "CoT"
+
+    def check(self, task: Task) -> None:
+        if not task.opening:
+            raise ValueError(
+                f"--method cot: {task.name} has no words that its answers begin with, so they "
+                "cannot be told from the chain of thought before them. Give --opening."
+            )
 
     def steps(self, example: Example, tokenizer: Tokenizer) -> list[int]:
         return [i for step in example.steps for i in encode_rest(tokenizer, step.text)]

@@ -9,10 +9,11 @@ from typing import Any
 
 from minits.settings import check_settings, flag
 from minits.tasks.parity import Parity
+from minits.tasks.rows import Rows
 from minits.tasks.task import Task
 from minits.tasks.vars import Vars
 
-TASKS: dict[str, type[Task]] = {"parity": Parity, "vars": Vars}
+TASKS: dict[str, type[Task]] = {"parity": Parity, "vars": Vars, "rows": Rows}
 
 
 def make_task(name: str, *, spell: Callable[[str], str] = flag, **options: Any) -> Task:

@@ -15,7 +15,12 @@ class StateTracking(Task):
     """Trained on 1 … max_ops operations; evaluated in distribution and on longer examples."""
 
     max_ops: int = setting(10, "longest training example, in operations", least=1)
-    min_ops: int = setting(1, "shortest one; lengths are uniform in between", least=0)
+    min_ops: int = setting(
+        1,
+        "shortest one; lengths are uniform in between. eval begins at the longest that was trained "
+        "on, if --max-ops is more than that",
+        least=0,
+    )
     eval_max_ops: int = setting(
         100, "longest evaluation example, in operations; --max-ops if that is more", least=0
     )
@@ -67,7 +72,8 @@ class StateTracking(Task):
 
     def evaluated(self, given: dict[str, Any]) -> tuple[StateTracking, str]:
         most = given.get("max_ops", given.get("eval_max_ops", self.eval_max_ops))
-        lengths = {"min_ops": min(self.max_ops, most), "max_ops": most}
+        least = self.max_ops if most > self.max_ops else min(self.min_ops, most)
+        lengths = {"min_ops": least, "max_ops": most}
         return replace(self, **(lengths | given)), "id"
 
     def sized(self, size: int | None) -> StateTracking:

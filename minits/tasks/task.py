@@ -1,11 +1,13 @@
 """What training and evaluation need of a task."""
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any, ClassVar, Protocol
 
 from minits.supervision import Example
+from minits.tasks.answers import SCORINGS, normalised
 
 
 # Settings that serve Parity, and small tasks of its kind.
@@ -25,12 +27,13 @@ class Task(Protocol):
     """What training and evaluation need. The fields of the dataclass are the task's options."""
 
     name: ClassVar[str]
-    # What is trained on, then the named evaluation sets.
+    # What is trained on, then the named evaluation sets; a property where they hang on the options.
     splits: ClassVar[tuple[str, ...]]
     unit: ClassVar[str] = "steps"  # what Example.size counts
     bucket: ClassVar[int | None] = None  # how many units share a line of a report; None: no lines
     # The words that every answer begins with; what a model says before them is not its answer.
     opening: ClassVar[str] = ""
+    scoring: ClassVar[str] = "text"  # how answers are compared: a name in answers.py's SCORINGS
     # Good settings (fields of TrainSettings) by (method, kind of model). Method "*": any other;
     # kind: "tiny" for the model made on the spot, "real" for pretrained weights.
     recipes: ClassVar[dict[tuple[str, str], dict[str, Any]]] = USUAL
@@ -74,8 +77,15 @@ class Task(Protocol):
 
     def score(self, text: str, example: Example) -> dict[str, Any]:
         """`answer`: what was taken out of the generated text; `right`; and what else counts."""
-        answer = extract_answer(text, self.opening)
-        return {"answer": answer, "right": answer == example.answer}
+        return SCORINGS[self.scoring](text, example.answer, self.opening)
+
+    def texts(self) -> Iterator[str] | None:
+        """All texts of the training split, for a tokenizer of its own; None: that which ships."""
+        return None
+
+    def sources(self) -> dict[str, dict[str, Any]]:
+        """The files that examples were read from, by split. A resumed run must find the same."""
+        return {}
 
     def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
         """(task, split) that `eval` looks at, given the options among its flags."""
@@ -88,10 +98,31 @@ class Task(Protocol):
         return self
 
 
-def extract_answer(text: str, opening: str) -> str:
-    """The answer in a generated text: from the last `opening` on, behind any chain of thought."""
-    start = text.rfind(opening)
-    return (text[start:] if start >= 0 else text).strip()
+def describe_sources(task: Task) -> list[str]:
+    """A line for each file that the examples were read from."""
+    return [
+        f"{split}: " + ", ".join(f"{key} {value}" for key, value in source.items())
+        for split, source in task.sources().items()
+    ]
+
+
+def check_overlap(task: Task) -> None:
+    """Raises ValueError if two finite splits share a prompt, naming both places."""
+    finite = [split for split in task.splits if task.size(split)]
+    places: dict[str, dict[str, str]] = {split: {} for split in finite}
+    for split in finite:
+        for index in range(task.size(split)):
+            example = task.example(split, index, 0)
+            place = example.name or f"{split} row {index}"
+            places[split].setdefault(normalised(example.prompt), place)
+    for one, other in combinations(finite, 2):
+        both = [prompt for prompt in places[one] if prompt in places[other]]
+        if both:
+            raise ValueError(
+                f"{places[other][both[0]]} asks what {places[one][both[0]]} asks: {both[0]!r:.200} "
+                f"({len(both)} such in {task.title(one)} and {task.title(other)}). What was seen "
+                "in training measures nothing: take the rows out of one of them."
+            )
 
 
 def summary(task: Task, sizes: Sequence[int]) -> str:

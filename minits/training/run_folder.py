@@ -28,8 +28,10 @@ from minits.training.recipe import TrainSettings, names_of
 
 
 def flat(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
-    """What run.json and records hold: the settings with the options of task and method."""
-    return asdict(settings) | options_of(task) | options_of(method)
+    """What run.json and records hold: settings, options of task and method, files of examples."""
+    sources = task.sources()
+    files = {FILES: sources} if sources else {}
+    return asdict(settings) | options_of(task) | options_of(method) | files
 
 
 def origin(settings: TrainSettings, task: Task) -> dict[str, Any]:
@@ -77,6 +79,7 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
             "`run.py train` made; name its folder with --out."
         )
     found = read_json(path)
+    found.pop(FILES, None)
     try:
         options = {name: value for name, value in found.items() if name not in SETTINGS}
         settings = TrainSettings(**{name: found[name] for name in found if name in SETTINGS})
@@ -95,6 +98,21 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
 
 
 SETTINGS = names_of(TrainSettings)
+FILES = "data_files"  # the key of `Task.sources` in run.json
+
+
+def check_sources(folder: Path, task: Task) -> None:
+    """Raises ValueError if a run goes on that began with other contents of the task's files."""
+    path = folder / "run.json"
+    before = read_json(path).get(FILES, {}) if path.exists() else {}
+    for split, now in task.sources().items() if before else ():
+        then = before.get(split, {})
+        if now["sha256"] != then.get("sha256"):
+            raise ValueError(
+                f"{now['file']} is not what the run in {folder} began with: it has {now['rows']} "
+                f"rows and SHA-256 {now['sha256']:.12}…, {path} says {then.get('rows')} and "
+                f"{then.get('sha256')!s:.12}…. Put the old file back, or start a new run."
+            )
 
 
 # -- checkpoints -----------------------------------------------------------------------------------

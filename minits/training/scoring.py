@@ -36,6 +36,7 @@ class Report:
     # Rows with a wrong thought: their number, the median of its chunk and of chunk / chunks.
     first_wrong: dict | None
     late_share: float | None  # of rows; see `known_from`
+    counts: dict[str, float]  # what else the task counts: shares of rows by name
     stopped_by_length: float
     mean_rounds: float
     mean_nontrivial: float
@@ -72,7 +73,8 @@ def draw_rows(
     found = []
     for i in range(min(n, task.size(split) or n)):
         example = task.example(split, i, seed)
-        found.append((example, method.encode(example, tokenizer, config, f"eval row {i}")))
+        name = example.name or f"eval row {i}"
+        found.append((example, method.encode(example, tokenizer, config, name)))
     return found
 
 
@@ -91,7 +93,7 @@ def with_room(
     longest = max(len(row.ids) - row.prompt_length for _, row in rows)
     prompt = max(row.prompt_length for _, row in rows)
     left = engine.backbone.config.max_position_embeddings - prompt + 1
-    config = replace(config, max_new_tokens=max(1, min(longest + 8, left)))
+    config = replace(config, max_new_tokens=max(longest, min(longest + 8, left)))
     config.check(engine, [row.ids[: row.prompt_length] for _, row in rows])
     return config
 
@@ -163,6 +165,9 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     sizes = [line[task.unit] for line in lines]
     chunks = sum(len(line["gold_thoughts"]) for line in lines)
     wrong = [line for line in lines if line["first_wrong"] is not None]
+    # What the task's score told beside `right`.
+    marks = {name for name, value in lines[0].items() if isinstance(value, bool)}
+    counted = sorted(marks - {"correct", "late"})
     shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
     first_wrong = wrong and {
         "rows": len(wrong),
@@ -180,6 +185,7 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         thoughts_all_right=1 - len(wrong) / n if chunks else None,
         first_wrong=first_wrong or None,
         late_share=late_share(line["late"] for line in lines),
+        counts={name: fmean(line[name] for line in lines) for name in counted},
         stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
         mean_rounds=fmean(line["rounds"] for line in lines),
         mean_nontrivial=fmean(line["nontrivial"] for line in lines),
@@ -207,6 +213,7 @@ def describe(report: Report) -> str:
         f"accuracy {report.accuracy:.2%} [{low:.1%}, {high:.1%}] on {report.n} samples with "
         f"{least} … {most} {report.unit} (95 % interval)"
     ]
+    lines += [f"  {name}: {share:.2%}" for name, share in report.counts.items()]
     for name, found in report.buckets.items():
         lines.append(f"  {name:>7} {report.unit}: {found['accuracy']:7.2%} of {found['n']}")
     if report.thought_accuracy is not None:

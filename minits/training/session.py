@@ -19,6 +19,7 @@ from minits.methods import Method
 from minits.settings import flag
 from minits.supervision import Row
 from minits.tasks import Task, options_of
+from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
 from minits.training.loop import (
@@ -47,7 +48,7 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
             "processes that share them; raise it, or start fewer."
         )
     distributed.join(settings.device)
-    model, tokenizer = make_model(settings, method, finished_checkpoints(folder))
+    model, tokenizer = make_model(settings, task, method, finished_checkpoints(folder))
     model = model.to(settings.device).train()
     state = run_folder.read_state(folder, settings.device)
     if state is None:
@@ -95,7 +96,7 @@ def check_steps(
 
 
 def make_model(
-    settings: TrainSettings, method: Method, checkpoints: list[Path]
+    settings: TrainSettings, task: Task, method: Method, checkpoints: list[Path]
 ) -> tuple[ThinkingStates, Tokenizer]:
     """The newest checkpoint, else what `--model` names.
 
@@ -104,7 +105,7 @@ def make_model(
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
         how = choices | {"seed": settings.seed, "window": settings.window or None}
-        model, tokenizer = make_tiny(thinks=method.thinks, **how)
+        model, tokenizer = make_tiny(thinks=method.thinks, texts=task.texts(), **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model
         folder = checkpoint_of(resolve(source, settings.revision))
@@ -160,6 +161,7 @@ def run_training(
         stack.enter_context(memory_told())
         if lead and not new:
             stack.enter_context(locked(folder))
+        run_folder.check_sources(folder, task)
         training = set_up(settings, task, method, folder)
         rows = check_data(training, note if lead else silent)
         # From here on there is something to lose.
@@ -173,6 +175,8 @@ def run_training(
                 goes_on = f"it goes on after step {training.done} of {settings.steps}"
                 note(goes_on if training.done else "it has no checkpoint: from the start")
             note("settings " + json.dumps(run_folder.flat(settings, task, method)))
+            for line in describe_sources(task):
+                note(line)
             if settings.warmup > settings.steps:
                 note(
                     f"--warmup {settings.warmup} is longer than the run's {settings.steps} steps: "
@@ -201,6 +205,12 @@ def check_data(training: Training, note: Log) -> dict[str, list]:
             f"--row-tokens {settings.row_tokens}: long rows need as many positions, the model has "
             f"{limit} (max_position_embeddings)."
         )
+    if settings.eval_every and len(task.splits) < 2:
+        raise ValueError(
+            f"--eval-every {settings.eval_every}: the task has nothing to evaluate on; leave it "
+            "out, or name an evaluation set."
+        )
+    check_overlap(task)
     first = training.stream.pool(0)
     if training.method.thinks:
         check_chunks([row for step in first for row in step], settings.chunk_size, note)

@@ -102,19 +102,19 @@ class SampleStream(Dataset):
         """Sample number `index`. A finite split is gone through in a new order every epoch."""
         split, seed = self.task.splits[0], self.settings.seed
         size = self.task.size(split)
-        if size is not None:
+        if size:
             epoch, place = divmod(index, size)
             index = epoch_order(seed, epoch, size)[place]
         return self.task.example(split, index, seed)
 
     def row(self, index: int, example: Example) -> Row:
         """Sample number `index`, encoded. Raises ValueError if the model has too few positions."""
-        name = f"training row {index}"
+        name = example.name or f"training row {index}"
         row = self.method.encode(example, self.tokenizer, self.config, name, self.stage)
         if len(row.ids) - 1 > self.positions:
             raise ValueError(
-                f"{row.name} has {len(row.ids)} tokens, the model has {self.positions} positions "
-                "(max_position_embeddings). Train on shorter examples (--max-ops)."
+                f"{row.name} needs {len(row.ids) - 1} positions, the model has {self.positions} "
+                "(max_position_embeddings). Train on shorter examples."
             )
         return row
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -34,6 +35,20 @@ def test_eval_begins_at_the_longest_trained_length_by_default(inside):
     assert status == 0 and 10 <= low <= high <= 12
 
 
+@pytest.mark.parametrize("most", [3, 10])
+def test_eval_of_lengths_as_trained_begins_where_training_began(most, inside):
+    status, out, _ = call(*EVAL_ANY_LENGTH, "--samples", "60", "--max-ops", most)
+    assert status == 0 and tuple(result(out)["operations"]) == (1, most)
+
+
+def test_a_plain_model_does_not_think_in_eval_as_it_does_not_in_infer(inside):
+    plain = ["eval", "vars", "--run", "plain", "--variables", "1", "--samples", "3"]
+    status, out, err = call(*plain, "--min-ops", "0", "--max-ops", "1", "--json")
+    figures = result(out)
+    assert status == 0 and figures["thought_accuracy"] is None, err
+    assert (figures["mean_rounds"], figures["mean_nontrivial"]) == (1, 0)
+
+
 def test_eval_without_a_task_takes_that_of_the_training(inside):
     named, unnamed = (
         result(call(*EVAL[:1], *task, *EVAL[2:], "--json")[1]) for task in (["parity"], [])
@@ -54,6 +69,21 @@ def test_eval_takes_its_longest_length_under_its_name_in_training_too(inside):
 
 
 # -- data ------------------------------------------------------------------------------------------
+
+
+def test_self_addition_is_drawn_only_if_asked_for(empty):
+    shown = ["data", "vars", "--samples", "1", "--ops", "60", "--json"]
+    usual, added = (result(call(*shown, *more)[1]) for more in ([], ["--self-addition"]))
+    own = [re.findall(r" (\w)=\1\+\1", found["prompt"]) for found in (usual, added)]
+    assert own[0] == [] and len(own[1]) > 3
+
+
+def test_data_has_the_limit_of_thoughts_and_names_what_is_longer(inside):
+    long = ["data", "parity", "--max-thought-tokens", "1", "--samples", "3"]
+    status, _, err = call(*long)
+    assert status == 2 and "example 0: the gold thought" in err and "max_thought_tokens = 1" in err
+    status, out, err = call("data", "--model", "trained", "--samples", "3", "--chunk-size", "99")
+    assert status == 2 and "max_thought_tokens = 4" in err  # that of the run
 
 
 def test_data_of_a_task_without_values_counts_no_late_ones(empty, monkeypatch):

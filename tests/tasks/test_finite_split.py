@@ -1,6 +1,6 @@
 """A finite training split: every epoch goes through all of it, in an order of its own."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -11,7 +11,7 @@ from minits.checkpoint.tiny import tiny_tokenizer
 from minits.methods import make_method
 from minits.supervision import Example
 from minits.tasks import TASKS, make_task
-from minits.tasks.task import Task
+from minits.tasks.task import Task, check_overlap
 from minits.thinking import ThinkingConfig
 from minits.training.recipe import TrainSettings
 from minits.training.scoring import draw_rows
@@ -35,13 +35,13 @@ class Few(Task):
         return Example(f"The {ROWS[index]}", (), ROWS[index])
 
 
-def stream(seed: int, task: Task = Few(), batch_size: int = 3) -> SampleStream:
+def stream(seed: int, task: Task = Few(), batch_size: int = 3, positions: int = 64) -> SampleStream:
     """The samples of a training on `task`."""
     settings = TrainSettings(
         task=task.name, seed=seed, batch_size=batch_size, layout="rows", device="cpu"
     )
     method = make_method("no-cot")
-    return SampleStream(settings, task, method, tiny_tokenizer(), CONFIG, positions=64)
+    return SampleStream(settings, task, method, tiny_tokenizer(), CONFIG, positions)
 
 
 def epochs(samples: SampleStream, count: int) -> list[list[str]]:
@@ -93,6 +93,19 @@ def test_an_endless_split_is_numbered_as_it_is():
     samples = stream(5, task)
     for index in (0, 1, 7, 10_000):
         assert samples.example(index) == task.example("train", index, 5)
+
+
+def test_a_sample_too_long_is_told_with_the_positions_that_it_needs():
+    example = Example("The" + " coin" * 32, (), "tails", name="own.jsonl, line 7")
+    stream(0, positions=34).row(0, replace(example, answer="heads"))
+    with pytest.raises(ValueError, match="^own.jsonl, line 7 needs 34 positions, the model has 33"):
+        stream(0, positions=33).row(0, example)
+
+
+def test_overlap_of_finite_splits_is_an_error_and_endless_ones_are_let_be():
+    with pytest.raises(ValueError, match="^test row 0 asks what train row 0 asks: 'The heads'"):
+        check_overlap(Few())
+    check_overlap(make_task("parity"))
 
 
 @pytest.mark.parametrize("asked, given", [(1, 1), (2, 2), (500, 2)])

@@ -13,8 +13,10 @@ from minits.checkpoint.tiny import LETTERS, tiny_tokenizer
 from minits.supervision import Example, render_marked
 from minits.tasks import TASKS, make_task
 from minits.tasks.state_tracking import StateTracking
-from minits.tasks.task import Task, extract_answer
+from minits.tasks.answers import extract_answer
+from minits.tasks.task import Task
 
+ENDLESS = sorted(name for name, kind in TASKS.items() if issubclass(kind, StateTracking))
 seeds = st.integers(0, 2**32)
 operations = st.integers(0, 40)
 vars_options = st.fixed_dictionaries(
@@ -107,6 +109,27 @@ def test_vars_never_adds_a_variable_to_itself_nor_zero(seed, count, options):
         assert not right.isdigit() or 1 <= int(right) < options["modulus"]
 
 
+@given(seed=seeds, count=operations, options=vars_options)
+def test_vars_with_self_addition_is_replayed_alike(seed, count, options):
+    example = draw(make_task("vars", **options, self_addition=True), seed, count)
+    results, values = replay_vars(example.prompt, options["modulus"])
+    assert [step.text for step in example.steps] == results
+    final = " ".join(f"{name}={values[name]}" for name in sorted(values))
+    assert example.answer == f"Final values: {final}"
+
+
+def test_self_addition_is_one_term_among_the_variables():
+    prompts = [draw(make_task("vars", self_addition=True), seed, 5).prompt for seed in range(1000)]
+    found = [pair for prompt in prompts for pair in re.findall(r" ([a-z])=[a-z]\+([a-z])", prompt)]
+    assert chi_square(found, 9) < 27
+
+
+def test_the_data_key_of_vars_is_todays_unless_self_addition_is_drawn():
+    key = "Vars(variables=3, modulus=10, name='vars', opening='Final values:')"
+    assert make_task("vars").data_key == make_task("vars", max_ops=3).data_key == key
+    assert make_task("vars", self_addition=True).data_key != key
+
+
 @given(seed=seeds, count=operations)
 def test_the_number_of_operations_is_what_was_asked(seed, count):
     parity, numbers = draw(make_task("parity"), seed, count), draw(make_task("vars"), seed, count)
@@ -161,7 +184,7 @@ def test_the_text_of_a_vars_example_is_the_papers():
 
 
 @given(
-    name=st.sampled_from(sorted(TASKS)),
+    name=st.sampled_from(ENDLESS),
     seed=seeds,
     index=st.integers(0, 1000),
     other=st.integers(0, 9),
@@ -174,7 +197,7 @@ def test_an_example_is_a_function_of_its_arguments(name, seed, index, other):
     assert make_task(name).drawn("train", index, seed, (1, 30)) == first
 
 
-@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("name", ENDLESS)
 @pytest.mark.parametrize("change", [{"seed": 1}, {"word": "eval"}, {"index": 200}])
 def test_seeds_splits_and_indices_give_other_examples(name, change):
     def stream(seed=0, word="train", index=0):
@@ -186,7 +209,7 @@ def test_seeds_splits_and_indices_give_other_examples(name, change):
 
 
 @given(
-    name=st.sampled_from(sorted(TASKS)),
+    name=st.sampled_from(ENDLESS),
     seed=seeds,
     index=st.integers(0, 1000),
     least=st.integers(0, 10),
@@ -204,7 +227,7 @@ def test_the_splits_are_streams_of_the_lengths_that_the_options_say(
     assert all(task.size(split) is None for split in task.splits)
 
 
-@given(name=st.sampled_from(sorted(TASKS)), seed=seeds, index=st.integers(0, 1000))
+@given(name=st.sampled_from(ENDLESS), seed=seeds, index=st.integers(0, 1000))
 def test_lengths_are_all_that_the_options_of_length_change(name, seed, index):
     """So runs that were trained on other lengths are evaluated on the same longer examples."""
     short, long = make_task(name), make_task(name, min_ops=3, max_ops=40, eval_max_ops=50)
@@ -218,7 +241,7 @@ def chi_square(values: list, kinds: int) -> float:
     return sum((n - expected) ** 2 / expected for n in counts.values())
 
 
-@pytest.mark.parametrize("name", sorted(TASKS))
+@pytest.mark.parametrize("name", ENDLESS)
 @pytest.mark.parametrize("least, most", [(1, 10), (7, 26)])
 def test_lengths_are_uniform_over_the_range_with_both_ends(name, least, most):
     task = make_task(name)
@@ -262,7 +285,7 @@ def test_an_option_that_a_task_lacks_is_an_error_that_names_both():
         make_task("parity", variables=3)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ENDLESS)
 def test_an_option_that_no_task_has_is_told_as_the_flag_that_it_would_be(name):
     with pytest.raises(ValueError, match=f"^--no-such-thing: the task {name} has no such option"):
         make_task(name, max_ops=7, no_such_thing=3)
@@ -309,7 +332,7 @@ def test_vars_refuses_impossible_sizes_and_names_the_limits(options, message):
         make_task("vars", **options)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", ENDLESS)
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -344,7 +367,7 @@ def test_the_answer_begins_at_the_last_opening_words(text, answer):
     assert extract_answer(text, make_task("parity").opening) == answer
 
 
-@given(seed=seeds, count=operations, name=st.sampled_from(sorted(TASKS)))
+@given(seed=seeds, count=operations, name=st.sampled_from(ENDLESS))
 def test_the_answer_is_found_again_behind_a_chain_of_thought(seed, count, name):
     task = make_task(name)
     example = draw(task, seed, count)
@@ -352,7 +375,7 @@ def test_the_answer_is_found_again_behind_a_chain_of_thought(seed, count, name):
     assert extract_answer(f"{chain} {example.answer}", task.opening) == example.answer
 
 
-@given(name=st.sampled_from(sorted(TASKS)), seed=seeds, index=st.integers(0, 1000))
+@given(name=st.sampled_from(ENDLESS), seed=seeds, index=st.integers(0, 1000))
 def test_gold_answers_score_right_alone_and_behind_a_chain_and_others_do_not(name, seed, index):
     task = make_task(name)
     for split in task.splits:

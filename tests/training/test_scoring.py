@@ -18,7 +18,7 @@ from minits.generation import GenerationResult, generate_ids
 from minits.methods import make_method
 from minits.supervision import Example, Row
 from minits.tasks import make_task
-from minits.tasks.task import extract_answer
+from minits.tasks.answers import extract_answer
 from minits.training.scoring import (
     IN_TURN,
     Report,
@@ -299,6 +299,15 @@ def test_prompt_beyond_the_models_positions_is_refused_with_its_length(model):
         with_room(model, rows)
 
 
+def test_room_is_made_for_the_longest_answer_or_the_rows_are_refused(model):
+    example = Example("x", (), "y")
+    long, wordy = (Row([5] * (n + a), n, []) for n, a in ((2000, 5), (10, 80)))
+    assert with_room(model, [(example, long)]).max_new_tokens == 13
+    assert with_room(model, [(example, wordy)]).max_new_tokens == 88
+    with pytest.raises(ValueError, match="2000 tokens; with up to 80 new .* 2079 positions"):
+        with_room(model, [(example, long), (example, wordy)])
+
+
 # -- verdicts --------------------------------------------------------------------------------------
 
 
@@ -379,6 +388,13 @@ def test_buckets_hold_twenty_operations_each():
     }
     assert report.buckets["21-40"]["interval"] == wilson(1, 2)
     assert (report.unit, report.sizes) == ("operations", (1, 100))
+
+
+def test_what_else_a_task_counts_is_told_as_shares_of_rows():
+    report = summed(*(line(strict=strict, unparsable=False) for strict in (True, False)))
+    assert report.counts == {"strict": 0.5, "unparsable": 0.0}
+    assert "strict: 50.00%" in describe(report)
+    assert summed(line()).counts == {}
 
 
 def test_thought_accuracy_is_over_chunks_and_not_over_rows():

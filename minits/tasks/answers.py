@@ -1,0 +1,90 @@
+"""How answers are found in a text and compared: by one way for what is right and what was said.
+
+    text -> answer_part (from the opening on) -> normalised, or number_in -> compared with the gold
+"""
+import re
+import unicodedata
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+# A number: a sign, unless it joins two things ("3-5"), perhaps with a currency beside it; digits,
+# perhaps with commas between thousands; decimals; perhaps a denominator. What stands around it
+# (percent signs, units, a full stop) is no part of it.
+NUMBER = re.compile(
+    r"(?P<sign>(?<![\w.)\]])[-\u2212])?[$€£¥]?(?P<minus>(?<=[$€£¥])-)?"
+    r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
+    r"(?P<divisor>/[0-9]+)?"
+)
+
+
+def normalised(text: str) -> str:
+    """`text` in Unicode's form NFC, with a single space for any run of blanks and none at the ends.
+
+    Two texts are the same answer, or the same question, if these are equal.
+    """
+    return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def extract_answer(text: str, opening: str, gold: str = "") -> str:
+    """The answer in a generated text: from the last `opening` on, behind any chain of thought.
+
+    Where the right answer `gold` repeats the opening, from as many openings before the end as it
+    holds. A text without so many is returned whole. What follows in more lines than `gold` has is
+    no part of the answer: a model may go on with a question of its own.
+    """
+    text, opening, gold = (unicodedata.normalize("NFC", each) for each in (text, opening, gold))
+    opening = opening.strip()
+    start = len(text)
+    if opening:
+        for _ in range(max(gold.count(opening), 1)):
+            start = text.rfind(opening, 0, max(start, 0))
+    found = text[start:] if opening and start >= 0 else text
+    lines = re.split(r"\r\n|\r|\n", found.strip())
+    return "\n".join(lines[: len(re.split(r"\r\n|\r|\n", gold.strip()))]).strip()
+
+
+def number_in(text: str) -> Fraction | None:
+    """The last number of a text, exactly; None if there is none.
+
+    "$1,234.50", "1234.5", "1234.50 dollars." are one number, as are "50%" and "50", "1/2" and ".5".
+    """
+    found = list(NUMBER.finditer(text))
+    if not found:
+        return None
+    last = found[-1]
+    try:
+        size = Fraction(last["digits"].replace(",", "")) / Fraction((last["divisor"] or "/1")[1:])
+    except (ValueError, ZeroDivisionError):  # thousands of digits; a divisor of 0
+        return None
+    return -size if last["sign"] or last["minus"] else size
+
+
+def score_text(text: str, gold: str, opening: str) -> dict[str, Any]:
+    """Right is the same text, up to blanks and the Unicode form of accents."""
+    answer, right = (extract_answer(each, opening, gold) for each in (text, gold))
+    return {"answer": answer, "right": normalised(answer) == normalised(right)}
+
+
+def score_number(text: str, gold: str, opening: str) -> dict[str, Any]:
+    """Right is the same last number behind the opening; `strict`: the same text.
+
+    An answer without the opening or a number is `unparsable`, and wrong.
+    """
+    found = score_text(text, gold, opening)
+    answer, strict = found["answer"], found["right"]
+    said, due = (number_behind(opening, each) for each in (answer, normalised(gold)))
+    right = said is not None and said == due
+    return {"answer": answer, "right": right, "strict": strict, "unparsable": said is None}
+
+
+def number_behind(opening: str, answer: str) -> Fraction | None:
+    """The last number of an answer that begins with `opening`; None if it lacks either."""
+    opening = unicodedata.normalize("NFC", opening).strip()
+    return number_in(answer.removeprefix(opening)) if answer.startswith(opening) else None
+
+
+SCORINGS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
+    "text": score_text,
+    "number": score_number,
+}
