@@ -70,11 +70,11 @@ class GenerationConfig:
         Raises ValueError naming the value or the prompt that does not fit.
         """
         check_settings(self)
-        limit = engine.backbone.config.max_position_embeddings
-        vocabulary = engine.backbone.config.vocab_size
+        qwen = engine.backbone.config
+        limit, vocabulary = qwen.max_position_embeddings, qwen.vocab_size
         if self.max_thought_tokens:
             asked = replace(engine.config, max_thought_tokens=self.max_thought_tokens)
-            asked.check(engine.backbone.config)
+            asked.check(qwen)
         for number, ids in enumerate(prompts):
             if not ids:
                 raise ValueError(
@@ -87,16 +87,15 @@ class GenerationConfig:
                     f"(0 … {vocabulary - 1})."
                 )
             # The last generated token is never read, so it needs no position.
-            needed = len(ids) + self.max_new_tokens - 1
-            if needed > limit:
-                shorter = f" or lower max_new_tokens to {limit - len(ids) + 1}"
+            room = limit - len(ids) + 1
+            if self.max_new_tokens > room:
+                shorter = f" or lower max_new_tokens to {room}" if room > 0 else ""
                 raise ValueError(
                     f"prompt {number} has {len(ids)} tokens; with up to {self.max_new_tokens} new "
-                    f"ones it needs {needed} positions, but the model has {limit} "
-                    f"(max_position_embeddings). Shorten it"
-                    + (f"{shorter}." if len(ids) <= limit else ".")
+                    f"ones it needs {len(ids) + self.max_new_tokens - 1} positions, but the model "
+                    f"has {limit} (max_position_embeddings). Shorten it{shorter}."
                 )
-        return max((len(ids) for ids in prompts), default=0) + self.max_new_tokens - 1
+        return max(map(len, prompts), default=0) + self.max_new_tokens - 1
 
 
 @dataclass(frozen=True)
@@ -278,8 +277,10 @@ def generate(
 ) -> list[GenerationResult]:
     """Answers for `prompts` (texts), with the texts of answer and thoughts filled in.
 
-    options: further fields of `GenerationConfig`.
+    options: further fields of `GenerationConfig`. Raises ValueError for what does not fit.
     """
+    if isinstance(prompts, str):
+        raise ValueError(f"prompts is one text; give a list of texts: [{prompts[:40]!r}].")
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     options |= {"max_new_tokens": max_new_tokens, "prefill": prefill}
     return [with_texts(found, tokenizer) for found in generate_ids(engine, ids, **options)]
