@@ -12,6 +12,10 @@ def resolve(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
     """The local folder of a path or hub id. What looks like a path is never sent to the hub."""
     name, path = str(folder_or_hub_id), Path(folder_or_hub_id).expanduser()
     if path.is_dir():
+        if revision:
+            raise ValueError(
+                f"revision {revision}: {name} is a folder, which has none; only a hub id does."
+            )
         return path
     if path.exists():
         raise ValueError(f"{name} is a file; give the folder that holds it.")

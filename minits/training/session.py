@@ -66,7 +66,8 @@ def make_model(
         model, tokenizer = make_tiny(thinks=method.thinks, **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model
-        model, tokenizer = load(source, revision=settings.revision, **choices)
+        revision = None if checkpoints else settings.revision
+        model, tokenizer = load(source, revision=revision, **choices)
         if not method.thinks:
             model.thinking_block = model.compression_block = None
     config = replace(model.config, max_thought_tokens=settings.max_thought_tokens)
