@@ -28,7 +28,7 @@ class DataFlags(Output):
     model: str = setting("tiny", "whose tokenizer: tiny, a folder or a hub id")
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int = setting(8, "c: tokens a chunk", least=1)
-    ops: int | None = setting(None, "length of the example shown; default: 4", least=0)
+    ops: int | None = setting(None, "length of the example shown; default: 4", least=0, most=10**5)
     seed: int = setting(0, "seed of the examples")
     index: int = setting(0, "which example of the stream to show", least=0)
     samples: int = setting(500, "examples that the statistics are over", least=1)

@@ -108,8 +108,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     config = replace(config, think=engine.thinks and wanted)
     if asked and not config.think:
         raise ValueError(
-            f"{flag(asked[0])} does nothing here: {folder} is to answer without thoughts. Leave it "
-            "out, or use trained T and C, or --think on."
+            f"{flag(asked[0])} does nothing without thoughts, and {folder} answers without them "
+            "here. Leave it out, or give --think on."
         )
     if prompts is None:
         example = trained_task(folder, about).demo()

@@ -92,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns the exit status: 0, 1 (training failed), 2 (bad input), 130 (interrupted), 141 (the
     reader of the output has gone).
     """
+    sys.stderr = sys.stderr or io.StringIO()  # where it is closed, `print` would take stdout
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that lacks a character shows another one; nothing ends for that.

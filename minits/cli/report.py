@@ -4,6 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minits.checkpoint.files import listing
 from minits.cli.flags import Output, add_flags, note, take
 from minits.lab.tables import PAGES, put_into, read_records, tables
 from minits.settings import setting
@@ -33,6 +34,9 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.write is None:
         print("\n\n".join(found.values()), flush=True)
     for path in [] if flags.write is None else [Path(flags.write)] if flags.write else PAGES:
+        if not path.is_file():
+            near = listing(path.parent)
+            raise FileNotFoundError(f"--write {path}: no such file ({path.parent} holds {near}).")
         names = " and ".join(put_into(path, found))
         note(f"{path}: the table {names} is now that of {len(records)} records")
     return {"records": [record for record in records if "preset" in record]}, 0

@@ -156,8 +156,8 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
     count = torch.cuda.device_count() if kind == "cuda" else 1
     if ":" in device and index not in map(str, range(count)):
         raise ValueError(
-            f"--device {device}: after {kind}: stands a number from 0 to {count - 1}, for {count} "
-            "there is on this machine."
+            f"--device {device}: there is no such device; this machine has {count} of the kind "
+            f"{kind}, numbered from 0 on."
         )
     device = distributed.own_device(device)
     if ":" in device and kind == "cuda":
