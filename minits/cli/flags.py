@@ -6,6 +6,7 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from minits.settings import check_settings, flag, setting
+from minits.tasks import TASKS
 
 
 # A flag that does nothing while another has this value (None: while it is not given).
@@ -59,7 +60,8 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     if about.get("positional"):
         # argparse holds even a default that is left out against the choices (Python 3.11).
         names, how = [each.name], {"nargs": "?", "metavar": each.name.upper()}
-        text += f": {', '.join(choices)}" if choices else ""
+        known = TASKS if each.name == "task" else choices
+        text += f"; one of {', '.join(known)}" if known else ""
         how["default"] = default if choices else argparse.SUPPRESS
     elif kind is bool:
         parser.add_argument(flag(each.name), action="store_true", help=text)
