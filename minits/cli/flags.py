@@ -8,7 +8,6 @@ from typing import Any, get_args, get_type_hints
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
 
-
 # A flag that does nothing while another has this value (None: while it is not given).
 IDLE = (
     ("draft", "prefill", "sequential"),

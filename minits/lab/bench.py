@@ -32,7 +32,7 @@ def in_turn(functions: Sequence[Callable[[], object]], repeats: int) -> list[Lin
 def rounds(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
     """Milliseconds of every call of each function: two of warm-up, then `repeats`."""
     times: list[list[float]] = [[] for _ in functions]
-    for _ in range(2 + repeats):
+    for _ in range(repeats + 2):  # the second call, too, is warm-up
         for function, mine in zip(functions, times):
             synchronise()
             start = time.perf_counter()
@@ -53,10 +53,10 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Line:
 
     Beside it median, least and most of the rounds' own ratios.
     """
-    by_round = summary([one / other for one, other in zip(over, under)])
-    del by_round["first"]
-    by_round["median"] = by_round.pop("ms")
-    return {"ratio": summary(over)["ms"] / summary(under)["ms"], "ratio_by_round": by_round}
+    over, under = over[2:], under[2:]  # without the warm-up
+    found = [one / other for one, other in zip(over, under)]
+    by_round = {"median": median(found), "least": min(found), "most": max(found)}
+    return {"ratio": median(over) / median(under), "ratio_by_round": by_round}
 
 
 def synchronise() -> None:
