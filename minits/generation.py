@@ -70,11 +70,11 @@ class GenerationConfig:
         Raises ValueError naming the value or the prompt that does not fit.
         """
         check_settings(self)
-        limit = engine.backbone.config.max_position_embeddings
-        vocabulary = engine.backbone.config.vocab_size
+        qwen = engine.backbone.config
+        limit, vocabulary = qwen.max_position_embeddings, qwen.vocab_size
         if self.max_thought_tokens:
             asked = replace(engine.config, max_thought_tokens=self.max_thought_tokens)
-            asked.check(engine.backbone.config)
+            asked.check(qwen)
         for number, ids in enumerate(prompts):
             if not ids:
                 raise ValueError(
@@ -87,16 +87,15 @@ class GenerationConfig:
                     f"(0 … {vocabulary - 1})."
                 )
             # The last generated token is never read, so it needs no position.
-            needed = len(ids) + self.max_new_tokens - 1
-            if needed > limit:
-                shorter = f" or lower max_new_tokens to {limit - len(ids) + 1}"
+            room = limit - len(ids) + 1
+            if self.max_new_tokens > room:
+                shorter = f" or lower max_new_tokens to {room}" if room > 0 else ""
                 raise ValueError(
                     f"prompt {number} has {len(ids)} tokens; with up to {self.max_new_tokens} new "
-                    f"ones it needs {needed} positions, but the model has {limit} "
-                    f"(max_position_embeddings). Shorten it"
-                    + (f"{shorter}." if len(ids) <= limit else ".")
+                    f"ones it needs {len(ids) + self.max_new_tokens - 1} positions, but the model "
+                    f"has {limit} (max_position_embeddings). Shorten it{shorter}."
                 )
-        return max((len(ids) for ids in prompts), default=0) + self.max_new_tokens - 1
+        return max(map(len, prompts), default=0) + self.max_new_tokens - 1
 
 
 @dataclass(frozen=True)
@@ -220,6 +219,17 @@ def generate_ids(
             listen(row, event)
         if isinstance(event, int):
             answers[row].append(event)
+    return results(engine, prompts, config, reading, answers)
+
+
+def results(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    reading: Reading,
+    answers: Sequence[list[int]],
+) -> list[GenerationResult]:
+    """What each row gave, from all that was thought and said."""
     found, stops = [], config.stops(engine)
     for row, thoughts in enumerate(reading.thoughts):
         chunks = -(-len(prompts[row]) // engine.config.chunk_size)  # K
@@ -249,6 +259,8 @@ def generate(
 
     options: the fields of `GenerationConfig`, max_new_tokens and prefill among them.
     """
+    if isinstance(prompts, str):
+        raise ValueError(f"prompts is one text; give a list of texts: [{prompts[:40]!r}].")
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     return [with_texts(found, tokenizer) for found in generate_ids(engine, ids, **options)]
 

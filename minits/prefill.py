@@ -94,7 +94,7 @@ def think(
 ) -> list[Thought]:
     """The thoughts after the chunks at `places`, from their h: T too has a widest pass."""
     limit, most = limit or engine.config.max_thought_tokens, max(PASS // h.shape[1], 1)
-    found: list[Thought] = []
+    found = []
     for start in range(0, len(h), most):
         part = slice(start, start + most)
         scripts = [hook.thought(row, chunk) for row, chunk in places[part]]

@@ -10,7 +10,7 @@ from minits.cli.sources import open_model, trained_task
 from minits.lab.bench import Line, bench, bench_drafts
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import machine, record
-from minits.settings import setting
+from minits.settings import flag, setting
 from minits.supervision import encode_prompt
 from minits.training.recipe import Machine
 
@@ -45,6 +45,10 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         raise ValueError(
             "bench train takes neither --plain nor --chunk-size: it measures the tasks' recipes."
         )
+    idle = {"run": part != "drafts", "model": part == "drafts", "compile": part != "train"}
+    for name in idle:
+        if idle[name] and getattr(flags, name):
+            raise ValueError(f"{flag(name)} does nothing in bench {part}; leave it out.")
     engine, tokenizer, about, folder = open_model(flags)
     device, kind = str(engine.device), engine.backbone.lm_head.weight.dtype
     how = {"dtype": str(kind).removeprefix("torch.")}
@@ -64,7 +68,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if part == "train":
         del engine  # training loads its own
         lines = bench_train(str(folder), device, how["dtype"], flags.compile, flags.repeats)
-        return told(lines, how, device), 0
+        return told(lines, how, device)
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
         task = trained_task(folder, about)
@@ -75,16 +79,26 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         lines = bench_drafts(engine, ids, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
-    return told(lines, how, device), 0
+    return told(lines, how, device)
 
 
-def told(lines: Iterable[Line], how: dict[str, str], device: str) -> dict[str, Any]:
-    """Prints measurements as they come, and returns their record; how: what they were made with."""
-    found = []
-    for line in lines:
-        print(json.dumps(rounded(line)), flush=True)
-        found.append(line)
-    return record(how | {"lines": found}, device=device)
+def told(
+    lines: Iterable[Line], how: dict[str, Any], device: str
+) -> tuple[dict[str, Any], int]:
+    """Prints measurements as they come, and returns their record and the exit status.
+
+    how: what they were made with. Ctrl-C ends the measuring: the record is that of the lines
+    before.
+    """
+    found, status = [], 0
+    try:
+        for line in lines:
+            found.append(line)
+            print(json.dumps(rounded(line)), flush=True)
+    except KeyboardInterrupt:
+        note(f"interrupted: {len(found)} measurements were made, the others were not.")
+        how, status = how | {"interrupted": True}, 130
+    return record(how | {"lines": found}, device=device), status
 
 
 def rounded(value: Any) -> Any:

@@ -39,7 +39,7 @@ class DataFlags(Output):
     max_thought_tokens: int | None = setting(
         None, "longest thought, in tokens; default: as in training, else 64", least=1
     )
-    ops: int | None = setting(None, "length of the example shown; default: 4", least=0)
+    ops: int | None = setting(None, "length of the example shown; default: 4", least=0, most=10**5)
     seed: int = setting(0, "seed of the examples")
     index: int = setting(0, "which example of the stream to show", least=0)
     samples: int = setting(500, "examples that the statistics are over", least=1)

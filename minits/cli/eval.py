@@ -1,6 +1,6 @@
 """`run.py eval`: free-running accuracy of a trained run on fresh examples."""
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Free-running accuracy of a run on fresh examples."""
     flags = take(given, EvalFlags)
-    config = replace(take(given, GenerationConfig), prefill=flags.prefill)
+    given["prefill"] = flags.prefill
+    config = take(given, GenerationConfig)
     if flags.task:
         check_options(flags.task, given)
     out = Path(flags.out) if flags.out else None

@@ -6,6 +6,19 @@ from dataclasses import Field, dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from minits.settings import check_settings, flag, setting
+from minits.tasks import TASKS
+
+# A flag that does nothing while another has this value (None: while it is not given).
+IDLE = (
+    ("draft", "prefill", "sequential"),
+    ("lookahead", "prefill", "sequential"),
+    ("revision", "model", None),
+    ("revision", "model", "tiny"),
+    ("batch_size", "file", None),
+    ("batch_size", "stream", True),
+    ("stream", "json", True),
+    ("table", "json", True),
+)
 
 
 def note(text: str) -> None:
@@ -46,18 +59,28 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     if about.get("positional"):
         # argparse holds even a default that is left out against the choices (Python 3.11).
         names, how = [each.name], {"nargs": "?", "metavar": each.name.upper()}
-        text += f": {', '.join(choices)}" if choices else ""
+        known = TASKS if each.name == "task" else choices
+        text += f"; one of {', '.join(known)}" if known else ""
         how["default"] = default if choices else argparse.SUPPRESS
     elif kind is bool:
         parser.add_argument(flag(each.name), action="store_true", help=text)
         return
+    elif kind is list:
+        names, how = [flag(each.name)], {"action": "append", "type": words, "metavar": "STR"}
     else:
-        names, how = [flag(each.name)], {"type": kind}
+        names, how = [flag(each.name)], {"type": words if kind is str else kind}
         how["metavar"] = None if choices else kind.__name__.upper()
         if "bare" in about:
             how |= {"nargs": "?", "const": about["bare"]}
     text += "" if default is None else f" (default: {default})"
     parser.add_argument(*names, help=text, choices=choices, **how)
+
+
+def words(text: str) -> str:
+    """What was given to a flag; an empty text, which would pass for none at all, is refused."""
+    if not text:
+        raise argparse.ArgumentTypeError("an empty text was given; leave the flag out, or fill it")
+    return text
 
 
 def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: str) -> None:
@@ -74,7 +97,18 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
 
 
 def take(given: dict[str, Any], config: type) -> Any:
-    """The settings of `config` among the flags that were given, which are taken out of them."""
+    """The settings of `config` among the flags that were given, which are taken out of them.
+
+    Raises ValueError for a value that cannot be, or for a flag that would do nothing.
+    """
     own = {each.name for each in fields(config)}
     mine = {name: given.pop(name) for name in list(given) if name in own}
-    return check_settings(config(**mine), flag)
+    found = check_settings(config(**mine), flag)
+    for name, other, value in IDLE:
+        if name in mine and other in own and getattr(found, other) == value:
+            how = "without" if value is None else "with"
+            shown = f" {value}" if isinstance(value, str) else ""
+            raise ValueError(
+                f"{flag(name)} does nothing {how} {flag(other)}{shown}; leave one of them out."
+            )
+    return found

@@ -1,18 +1,28 @@
 """`run.py infer`: answers prompts and shows every thought where it arose."""
 import argparse
+import json
+import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from minits.checkpoint.files import listing
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli.flags import Output, Weights, add_flags, note, take
 from minits.cli.show import InlineText, chunk_table, counters
 from minits.cli.sources import describe_model, open_model, say_limit, trained_task
-from minits.generation import GenerationConfig, generate_ids, with_texts
-from minits.settings import setting
+from minits.generation import (
+    GenerationConfig,
+    GenerationResult,
+    decode,
+    prefill,
+    results,
+    with_texts,
+)
+from minits.settings import flag, setting
 from minits.supervision import encode_prompt
 from minits.thinking import Engine
 from minits.training.recipe import Machine
@@ -25,8 +35,17 @@ OPTIONS = ()
 class InferFlags(Output, Machine, Weights):
     """What `run.py infer` takes beside the settings of generation."""
 
+    json: bool = setting(False, "print JSON lines, one a prompt, and nothing else")
     prompt: str | None = setting(None, "text; default: a built-in example", positional=True)
-    file: str | None = setting(None, "file with one prompt a line, - for standard input")
+    file: str | None = setting(None, "UTF-8 text, one prompt a line; - for standard input")
+    batch_size: int | None = setting(
+        None,
+        "prompts of --file answered together; the answers do not depend on it; default: 16",
+        least=1,
+    )
+    stop: list | None = setting(
+        None, "a text that ends an answer, which is cut before it; may be given several times"
+    )
     run: str | None = setting(None, "run folder; default: the newest in runs/, else what ships")
     chunk_size: int | None = setting(None, "c, where T and C are untrained; default: 8", least=1)
     inject_after: int | None = setting(None, "L_in there; default: 1", least=0)
@@ -46,11 +65,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=int, help=argparse.SUPPRESS)  # of older versions
 
 
+# What does nothing where nothing is thought.
+OF_THOUGHTS = ("draft", "lookahead", "chunk_size", "inject_after", "extract_after")
+# What --json says of a result.
+TOLD = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()
+
+
+class Prompt(NamedTuple):
+    """What is asked."""
+
+    line: int | None  # of --file, from 1 on
+    prompt: str
+
+
+class Answer(NamedTuple):
+    """What came of a prompt."""
+
+    result: GenerationResult
+    inline: InlineText
+    seconds: float  # that its batch took
+    batch: int  # prompts in it
+
+
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Answers prompts and shows the thoughts."""
     if "window" in given:
+        if "lookahead" in given:
+            raise ValueError("--window is the old name of --lookahead; give one of them.")
         note("--window is called --lookahead now; this name will go.")
-        given.setdefault("lookahead", given.pop("window"))
+        given["lookahead"] = given.pop("window")
+    asked = [name for name in OF_THOUGHTS if name in given]
     flags, config = take(given, InferFlags), take(given, GenerationConfig)
     if flags.run and flags.model:
         raise ValueError("--run and --model were both given; name one of them.")
@@ -63,11 +107,15 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         )
     wanted = bool(about) if flags.think == "auto" else flags.think == "on"
     config = replace(config, think=engine.thinks and wanted)
+    if asked and not config.think:
+        raise ValueError(
+            f"{flag(asked[0])} does nothing without thoughts, and {folder} answers without them "
+            "here. Leave it out, or give --think on."
+        )
     if prompts is None:
         example = trained_task(folder, about).demo()
-        prompts, expected = [example.prompt], example.answer
-    ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    config.check(engine, ids)  # all of them, before the first answer
+        prompts, expected = [Prompt(None, example.prompt)], example.answer
+    ids = encode(prompts, engine, tokenizer, config, flags.file)
     plain = "" if config.think else "; plain decoding, no thoughts"
     note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
     say_limit(about, config.max_thought_tokens if config.think else None)
@@ -75,66 +123,139 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
     if expected is not None:
         note("no prompt given: a built-in example")
-    shown = [show(engine, tokenizer, row, config, flags, expected) for row in ids]
-    outputs = [{"prompt": prompt} | found for prompt, found in zip(prompts, shown)]
-    return (outputs[0] if len(outputs) == 1 else {"results": outputs}), 0
+    answers = answer_in_order(engine, tokenizer, ids, config, flags)
+    for prompt, row, found in zip(prompts, ids, answers):
+        if flags.json:
+            told = {name: getattr(found.result, name) for name in TOLD}
+            line = prompt._asdict() | told | {"seconds": found.seconds, "batch": found.batch}
+            print(json.dumps(line), flush=True)
+        else:
+            table = chunk_table(engine, tokenizer, row, found.result) if flags.table else None
+            show(found, row, engine.config.chunk_size, table, expected)
+    return {}, 0
+
+
+def encode(
+    prompts: Sequence[Prompt],
+    engine: Engine,
+    tokenizer: Tokenizer,
+    config: GenerationConfig,
+    file: str | None,
+) -> list[list[int]]:
+    """The ids of all prompts; raises ValueError naming the line of `file` that does not fit."""
+    config.check(engine, [])
+    found = []
+    for line, text in prompts:
+        try:
+            found.append(encode_prompt(tokenizer, text))
+            config.check(engine, found[-1:])
+        except ValueError as error:
+            place = f"--file {file}, line {line}: " if file else ""
+            told = str(error).replace("prompt 0", "the prompt")
+            raise ValueError(place + told) from error
+    return found
+
+
+def answer_in_order(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[list[int]],
+    config: GenerationConfig,
+    flags: InferFlags,
+) -> Iterator[Answer]:
+    """Answers in the order of the prompts, each as soon as those before it are there.
+
+    The prompts of a batch are alike in length, as far as a few batches allow.
+    """
+    size = 1 if flags.stream else flags.batch_size or 16
+    for start in range(0, len(prompts), 4 * size):
+        near = range(start, min(start + 4 * size, len(prompts)))
+        rows = sorted(near, key=lambda row: len(prompts[row]))
+        found: dict[int, Answer] = {}
+        for first in range(0, len(rows), size):
+            chosen = rows[first : first + size]
+            batch = [prompts[row] for row in chosen]
+            found |= zip(chosen, answer_batch(engine, tokenizer, batch, config, flags))
+            while start in found:
+                yield found.pop(start)
+                start += 1
+
+
+def answer_batch(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[list[int]],
+    config: GenerationConfig,
+    flags: InferFlags,
+) -> list[Answer]:
+    """Answers prompts together; nothing is read on once all of them have ended."""
+    started, c = time.perf_counter(), engine.config.chunk_size
+    how = {"thinks": config.think, "at_once": flags.stream, "stops": flags.stop or ()}
+    rows = [InlineText(tokenizer, ids, c, **how) for ids in prompts]
+    reading = prefill(engine, prompts, config)
+    for number, event in decode(engine, reading, config):
+        rows[number].tell(event)
+        if all(row.ended for row in rows):
+            break
+    reading.thoughts = [row.thoughts for row in rows]  # none from after a stop
+    said = results(engine, prompts, config, reading, [row.ids for row in rows])
+    seconds, found = time.perf_counter() - started, []
+    for row, one in zip(rows, said):
+        one = with_texts(one, tokenizer)
+        if row.stopped:
+            one = replace(one, text=row.said, stop_reason="stop")
+        found.append(Answer(one, row, seconds, len(rows)))
+    return found
 
 
 def show(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    ids: list[int],
-    config: GenerationConfig,
-    flags: InferFlags,
+    found: Answer,
+    prompt: Sequence[int],
+    chunk_size: int,
+    table: str | None,
     expected: str | None,  # the right answer, where it is known
-) -> dict[str, Any]:
-    """Answers one prompt, prints what was thought and said; what --json says of it."""
-    started = time.perf_counter()
-    inline = InlineText(
-        tokenizer, ids, engine.config.chunk_size, thinks=config.think, at_once=flags.stream
-    )
-    (result,) = generate_ids(
-        engine, [ids], listen=lambda _, event: inline.tell(event), **vars(config)
-    )
-    seconds = time.perf_counter() - started
-    inline.end()
-    result = with_texts(result, tokenizer)
-    if flags.table:
-        print(chunk_table(engine, tokenizer, ids, result), flush=True)
+) -> None:
+    """Prints what was thought and said."""
+    found.inline.end()
+    if table is not None:
+        print(table)
     right = f"   (expected: {expected})" if expected is not None else ""
-    print(f"answer: {result.text.strip()}{right}")
-    print(counters(result, ids, engine.config.chunk_size, seconds), flush=True)
-    told = {name: getattr(result, name) for name in TOLD}
-    return told | {"seconds": seconds}
+    print(f"answer: {found.result.text.strip()}{right}")
+    together = f" for {found.batch} prompts together" if found.batch > 1 else ""
+    print(counters(found.result, prompt, chunk_size, found.seconds) + together, flush=True)
 
 
-# What --json says of a result.
-TOLD = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()
-
-
-def read_prompts(flags: InferFlags) -> list[str] | None:
+def read_prompts(flags: InferFlags) -> list[Prompt] | None:
     """The prompts that were given, None for none. Blank lines of a file are passed over."""
     if flags.prompt is not None and flags.file is not None:
         raise ValueError("a PROMPT and --file were both given; use one of them.")
     if flags.prompt is not None:
-        return [flags.prompt]
+        return [Prompt(None, flags.prompt)]
     if flags.file is None:
         return None
-    text = sys.stdin.read() if flags.file == "-" else read_text(Path(flags.file))
-    prompts = [line for line in text.splitlines() if line.strip()]
+    # Other ends of a line that Unicode knows belong to the prompt.
+    lines = enumerate(re.split("\r\n|\n|\r", read_text(flags.file)), 1)
+    prompts = [Prompt(line, text) for line, text in lines if text.strip()]
     if not prompts:
         raise ValueError(f"--file {flags.file} holds no prompt; write one a line.")
     return prompts
 
 
-def read_text(path: Path) -> str:
-    """The text of the file that --file names."""
-    if path.is_dir():
+def read_text(name: str) -> str:
+    """The text that --file names, without the byte-order mark that some editors put before it."""
+    path = Path(name)
+    if name == "-":
+        if sys.stdin is None:
+            raise ValueError("--file -: standard input is closed; name a file, or pipe one in.")
+        content = sys.stdin.buffer.read()
+    elif path.is_dir():
         raise ValueError(f"--file {path} is a folder (it holds {listing(path)}); name a file.")
-    if not path.exists():
+    elif not path.exists():
         near = path.parent
         raise FileNotFoundError(f"--file {path}: no such file ({near} holds {listing(near)}).")
+    else:
+        content = path.read_bytes()
     try:
-        return path.read_text(encoding="utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"--file {path} is not UTF-8 text: {error}. Convert it first.") from error

@@ -1,6 +1,7 @@
 """The command line: train, infer, eval, bench, report, data. `run.py COMMAND --help` tells more."""
 import argparse
 import json
+import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -9,6 +10,7 @@ from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.flags import add_options
 from minits.cli.streams import make_safe
 from minits.methods import METHODS
+from minits.settings import flag
 from minits.tasks import TASKS
 from minits.training import distributed
 from minits.training.loop import TrainingError
@@ -24,18 +26,23 @@ COMMANDS = {
 TABLES = {"task": TASKS, "method": METHODS}
 
 
+LONGEST = 1000  # characters of a message; what lies between its two ends goes
+
+
 class Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, as every other error is told."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} ({self.prog} --help lists what there is)\n")
+        told = one_line(message)
+        self.exit(2, f"{self.prog}: {told} ({self.prog} --help lists what there is)\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all commands.
 
     Each module has WORDS on what it does, `add_arguments`, OPTIONS (whose options it takes) and
-    `run`, which takes the flags that were given and returns (figures, exit status).
+    `run`, which takes the flags that were given and returns (figures, exit status). --json prints
+    the figures, where there are any.
     """
     parser = Parser(prog="run.py", description=__doc__)
     parser.add_argument("--traceback", action="store_true", help="show tracebacks of errors")
@@ -53,7 +60,30 @@ def make_parser() -> argparse.ArgumentParser:
         module.add_arguments(command)
         for kind in module.OPTIONS:
             add_options(command, TABLES[kind], kind)
+        command.set_defaults(parser=command)
     return parser
+
+
+def one_line(message: object) -> str:
+    """A message on one line, its middle left out where it is very long."""
+    text, end = " ".join(str(message).split()), LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:end]} … {text[-end:]}"
+
+
+def with_flags(message: object, parser: argparse.ArgumentParser) -> str:
+    """A message of the library, on one line, with settings spelled as the command's flags.
+
+    One about a file of ours stays as it is: there the name is that of a key.
+    """
+    text, flags = one_line(message), parser.format_help()
+    if re.search(r"\b(run|thinking|config)\.json", text):
+        return text
+
+    def spelled(found: re.Match) -> str:
+        return flag(found[0]) if flag(found[0]) in flags else found[0]
+
+    # A word with an underscore in it, but no part of a path.
+    return re.sub(r"(?<![\w/.-])[a-z]+(_[a-z]+)+(?!\w|[/.-]\w)", spelled, text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,11 +94,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     make_safe()
     given = vars(make_parser().parse_args(arguments))
-    traceback, name = given.pop("traceback"), given.pop("command")
+    traceback, name, parser = (given.pop(key) for key in ("traceback", "command", "parser"))
     lead, as_json = distributed.rank() == 0, given.get("json")
     try:
         figures, status = COMMANDS[name].run(given)
-        if as_json and lead:
+        if as_json and lead and figures:
             print(json.dumps(figures), flush=True)
         return status
     except BrokenPipeError:
@@ -79,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         failed = isinstance(error, TrainingError)  # which all processes meet alike
         if lead or not failed:
-            print(f"run.py {name}: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"run.py {name}: {with_flags(error, parser)}", file=sys.stderr)
         return 1 if failed else 2
     except KeyboardInterrupt:
         print(f"run.py {name}: interrupted", file=sys.stderr)

@@ -4,12 +4,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minits.checkpoint.files import listing
 from minits.cli.flags import Output, add_flags, note, take
 from minits.lab.tables import PAGES, put_into, read_records, tables
 from minits.settings import setting
 
 WORDS = "print the tables of results, made of the records of real runs"
 OPTIONS = ()
+OURS = "both"  # what --write alone stands for
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class ReportFlags(Output):
     write: str | None = setting(
         None,
         "put the tables where their marks stand in a file; without one: README.md and RESULTS.md",
-        bare="",
+        bare=OURS,
     )
 
 
@@ -32,7 +34,11 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     found = tables(records)
     if flags.write is None:
         print("\n\n".join(found.values()), flush=True)
-    for path in [] if flags.write is None else [Path(flags.write)] if flags.write else PAGES:
+    named = [Path(flags.write)] if flags.write else []
+    for path in PAGES if flags.write == OURS else named:
+        if not path.is_file():
+            near = listing(path.parent)
+            raise FileNotFoundError(f"--write {path}: no such file ({path.parent} holds {near}).")
         names = " and ".join(put_into(path, found))
         note(f"{path}: the table {names} is now that of {len(records)} records")
     return {"records": [record for record in records if "preset" in record]}, 0

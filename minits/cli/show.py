@@ -10,10 +10,11 @@ from minits.thinking import Engine, Thought
 
 
 class InlineText:
-    """Prints prompt and answer, each non-trivial thought after the last token of its chunk.
+    """Prompt and answer of one row, each non-trivial thought after the last token of its chunk.
 
-    Told the events of one row: first the thoughts of the prompt's complete chunks, then tokens and
-    thoughts as they come.
+    Told the events of the row: first the thoughts of the prompt's complete chunks, then tokens and
+    thoughts as they come. It also knows where the answer is to end: at EOS, or where one of
+    `stops` begins.
     """
 
     def __init__(
@@ -23,27 +24,46 @@ class InlineText:
         chunk_size: int,
         *,
         thinks: bool,
-        at_once: bool,  # show each piece as soon as it is certain, else all at the end
+        at_once: bool = False,  # print each piece as soon as it is certain
+        stops: Sequence[str] = (),  # texts that end the answer, which is cut before them
     ) -> None:
         self.tokenizer, self.prompt, self.chunk_size = tokenizer, prompt, chunk_size
         self.decoder = tokenizer.decoder()
-        self.at_once = at_once
+        self.at_once, self.stops = at_once, stops
         self.pieces: list[str] = []
+        self.ids: list[int] = []  # of the answer
+        self.said = ""  # their text
+        self.stopped = False  # by one of `stops`
+        self.ended = False
         self.expected = len(prompt) // chunk_size if thinks else 0
         self.thoughts: list[Thought] = []
         if not self.expected:
             self.show_prompt()
 
     def tell(self, event: Event) -> None:
-        """Takes the next event."""
-        if len(self.thoughts) < self.expected:
+        """Takes the next event; none counts after the end."""
+        if self.ended:
+            return
+        if isinstance(event, Thought):
             self.thoughts.append(event)
-            if len(self.thoughts) == self.expected:
+            if len(self.thoughts) > self.expected:
+                self.show_thought(event)
+            elif len(self.thoughts) == self.expected:
                 self.show_prompt()
-        elif isinstance(event, Thought):
-            self.show_thought(event)
-        elif event not in self.tokenizer.eos_ids:
-            self.show(self.decoder.put(event))
+            return
+        self.ids.append(event)
+        self.ended = event in self.tokenizer.eos_ids
+        if not self.ended:
+            self.say(self.decoder.put(event))
+
+    def say(self, piece: str) -> None:
+        """The next piece of the answer, up to the first stop."""
+        before, said = len(self.said), self.said + piece
+        places = [said.find(stop) for stop in self.stops if stop in said]
+        self.stopped = self.ended = bool(places)
+        self.said = said[: min(places, default=None)]
+        # What stands before is shown already, the beginning of a longer stop perhaps.
+        self.show(self.said[before:])
 
     def show_prompt(self) -> None:
         """The prompt, with its thoughts."""
@@ -68,7 +88,7 @@ class InlineText:
     def end(self) -> None:
         """What is still held back."""
         self.show(self.decoder.end())
-        print("" if self.at_once else "".join(self.pieces), flush=True)
+        print("" if self.at_once else "".join(self.pieces))
 
 
 def chunk_table(
@@ -98,7 +118,8 @@ def counters(
 ) -> str:
     """How the prefill went and why the answer ended."""
     chunks = -(-len(prompt) // chunk_size)
-    why = {"eos": "EOS", "length": "the limit --max-new-tokens"}[result.stop_reason]
+    reasons = {"eos": "EOS", "length": "the limit --max-new-tokens", "stop": "--stop"}
+    why = reasons[result.stop_reason]
     cut = len(result.cut_thoughts)
     cut_words = f", {cut} thoughts cut by --max-thought-tokens" if cut else ""
     return (

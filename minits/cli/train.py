@@ -73,7 +73,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     figures |= {"preset": settings.preset} if settings.preset else {}
     line = record(figures, device=settings.device, seed=settings.seed)
     write_text(folder / "record.json", json.dumps(line) + "\n")
-    look = "" if settings.no_save else f"; look: python run.py infer --run {quote(str(folder))}"
+    look = "" if settings.no_save else f"; look: python run.py infer --run={quote(str(folder))}"
     accuracies = ", ".join(
         f"{task.title(split).partition(' (')[0]} {figures[f'accuracy_{split}']:.2%}"
         for split in task.splits[1:]
@@ -128,7 +128,7 @@ def new_folder(out: str | None, settings: TrainSettings) -> Path:
 
 def interrupted(figures: dict[str, Any], settings: TrainSettings, folder: Path) -> int:
     """Says how to go on; returns the exit status."""
-    again = f"python run.py train {settings.task} --out {quote(str(folder))} --resume"
+    again = f"python run.py train {settings.task} --out={quote(str(folder))} --resume"
     saved = "nothing was saved (--no-save)" if settings.no_save else f"continue with: {again}"
     note(f"interrupted after step {figures['step']}; {saved}")
     return 130

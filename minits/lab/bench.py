@@ -26,6 +26,11 @@ def timed(function: Callable[[], object], repeats: int) -> Line:
 
 def in_turn(functions: Sequence[Callable[[], object]], repeats: int) -> list[Line]:
     """As `timed`, for several functions that take turns: a slow moment hits all of them."""
+    return [summary(times) for times in rounds(functions, repeats)]
+
+
+def rounds(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+    """Milliseconds of every call of each function: two of warm-up, then `repeats`."""
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 2):  # the second call, too, is warm-up
         for function, mine in zip(functions, times):
@@ -34,10 +39,24 @@ def in_turn(functions: Sequence[Callable[[], object]], repeats: int) -> list[Lin
             function()
             synchronise()
             mine.append((time.perf_counter() - start) * 1e3)
-    return [
-        {"ms": median(rest), "least": min(rest), "most": max(rest), "first": first}
-        for first, _, *rest in times
-    ]
+    return times
+
+
+def summary(times: Sequence[float]) -> Line:
+    """What `timed` says of these calls."""
+    first, _, *rest = times
+    return {"ms": median(rest), "least": min(rest), "most": max(rest), "first": first}
+
+
+def ratio(over: Sequence[float], under: Sequence[float]) -> Line:
+    """How many times longer one of two that took turns took: median over median.
+
+    Beside it median, least and most of the rounds' own ratios.
+    """
+    over, under = over[2:], under[2:]  # without the warm-up
+    found = [one / other for one, other in zip(over, under)]
+    by_round = {"median": median(found), "least": min(found), "most": max(found)}
+    return {"ratio": median(over) / median(under), "ratio_by_round": by_round}
 
 
 def synchronise() -> None:
@@ -102,12 +121,10 @@ def bench_decode(
     new, c = 64, engine.config.chunk_size
 
     def line(what: str, batch: int, config: GenerationConfig) -> Line:
-        def time_of(tokens: int) -> Line:
-            prompts = [prompt_of(128 // c * c)] * batch
-            how = replace(config, max_new_tokens=tokens)
-            return timed(lambda: generate_ids(engine, prompts, **vars(how)), repeats)
-
-        one, many = time_of(1), time_of(new + 1)
+        prompts = [prompt_of(128 // c * c)] * batch
+        ways = [vars(replace(config, max_new_tokens=tokens)) for tokens in (1, new + 1)]
+        sides = [lambda way=way: generate_ids(engine, prompts, **way) for way in ways]
+        one, many = in_turn(sides, repeats)
         rate = batch * new / (many["ms"] - one["ms"]) * 1e3
         limit = batch * limits["copy_TB_per_s"] * 1e12 / weights_bytes(engine)
         found = {"what": what, "batch": batch, "tokens_per_s": rate, "limit": limit}
@@ -152,31 +169,38 @@ def bench_prefill(
                 raise RuntimeError(f"{entered} thoughts entered where {count} were laid down")
             ways = [replace(config, prefill="sequential"), config]
             sides = [lambda way=way: prefill(engine, [ids], way) for way in ways]
-            sequential, trivial = in_turn(sides, repeats)
+            sequential, trivial = rounds(sides, repeats)
             found = {"what": "prefill, trivial over sequential", "chunks": chunks, "R": count}
-            found |= {"thought_tokens": length, "sequential": sequential, "trivial": trivial}
-            ratio = sequential["ms"] / trivial["ms"]
-            yield found | {"ratio": ratio, "passes_ratio": chunks / (count + 1)}
+            found |= {"thought_tokens": length}
+            found |= {"sequential": summary(sequential), "trivial": summary(trivial)}
+            found |= ratio(sequential, trivial)
+            yield found | {"passes_ratio": chunks / (count + 1)}
 
 
 def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iterator[Line]:
     """Prefill of real prompts, one at a time, with a model's own thoughts: every way of reading.
 
-    `carry` is measured only so: laid-down thoughts would flatter it.
+    Each takes turns with sequential reading, which comes first, alone. `carry` is measured only
+    so: laid-down thoughts would flatter it.
     """
-    ways = [{"prefill": "sequential"}]
+    sequential = {"prefill": "sequential"}
+    ways = [sequential]
     ways += [{"draft": draft, "lookahead": n} for n in (None, 1, 2, 4) for draft in DRAFTS]
-    configs = [GenerationConfig(max_new_tokens=1, **way) for way in ways]
 
-    def rounds(config: GenerationConfig) -> list[int]:
+    def read(way: Line) -> list[int]:
+        config = GenerationConfig(max_new_tokens=1, **way)
         return [prefill(engine, [ids], config).rounds[0] for ids in prompts]
 
-    times = in_turn([lambda config=config: rounds(config) for config in configs], repeats)
-    for config, taken in zip(configs, times):
+    for way in ways:
+        sides = [way] if way is sequential else [way, sequential]
+        times = rounds([lambda side=side: read(side) for side in sides], repeats)
+        taken, beside = times[0], times[-1]
+        config = GenerationConfig(**way)
         found = {"what": "prefill by a trained model", "prompts": len(prompts)}
         found |= {name: getattr(config, name) for name in ("prefill", "draft", "lookahead")}
-        found |= {"rounds": mean(rounds(config)), "time": taken}
-        yield found | {"over_sequential": taken["ms"] / times[0]["ms"]}
+        found |= {"rounds": mean(read(way)), "time": summary(taken), "sequential": summary(beside)}
+        compared = ratio(taken, beside)
+        yield found | {"over_sequential": compared.pop("ratio")} | compared
 
 
 def bench(engine: Engine, parts: str, repeats: int) -> Iterator[Line]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from minits.lab.bench import Line, in_turn, machine_limits
+from minits.lab.bench import Line, machine_limits, ratio, rounds, summary
 from minits.methods import make_method
 from minits.supervision import Row
 from minits.tasks import make_task
@@ -39,11 +39,10 @@ def steps(trainings: dict[str, Training], task: str, repeats: int) -> Iterator[L
     samples: dict[str, list[Row]] = {how: each.stream.rows(0) for how, each in trainings.items()}
     parts = {how: each.stream.parts(samples[how]) for how, each in trainings.items()}
     sides = [lambda how=how: trainings[how].update(parts[how], 0.0) for how in trainings]
-    times = in_turn(sides, repeats)
-    for how, line in zip(trainings, times):
+    times = rounds(sides, repeats)
+    for how, mine in zip(trainings, times):
         sizes = {"samples": len(samples[how]), "rows": list(parts[how][0].ids.shape)}
         sizes["tokens"] = sum(len(row.ids) - 1 for row in samples[how])
-        yield {"what": f"step, {how} on {task}"} | sizes | line
+        yield {"what": f"step, {how} on {task}"} | sizes | summary(mine)
     plain, thinking = times
-    ratio = thinking["ms"] / plain["ms"]
-    yield {"what": f"thinking over no-cot on {task}", "ratio": ratio}
+    yield {"what": f"thinking over no-cot on {task}"} | ratio(thinking, plain)

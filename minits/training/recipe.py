@@ -220,11 +220,11 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
         raise ValueError(
             f"--device {device}: this machine or this build of torch has no CUDA; use --device cpu."
         )
-    cards = torch.cuda.device_count()
-    if ":" in device and not (index.isdecimal() and (kind == "cpu" or int(index) < cards)):
+    count = torch.cuda.device_count() if kind == "cuda" else 1
+    if ":" in device and index not in map(str, range(count)):
         raise ValueError(
-            f"--device {device}: after the colon stands the number of a card, of which this "
-            f"machine has {cards} (from 0 on)."
+            f"--device {device}: there is no such device; this machine has {count} of the kind "
+            f"{kind}, numbered from 0 on."
         )
     device = distributed.own_device(device)
     if ":" in device and kind == "cuda":

@@ -108,7 +108,7 @@ def make_model(
         model, tokenizer = make_tiny(thinks=method.thinks, texts=task.texts(), **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model
-        folder = checkpoint_of(resolve(source, settings.revision))
+        folder = checkpoint_of(resolve(source, None if checkpoints else settings.revision))
         # Of T and C alone: a training without them leaves their choices open.
         theirs = method.thinks and present(folder / "thinking.safetensors")
         asked = choices if theirs or not read_about(folder) else {}

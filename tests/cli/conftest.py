@@ -64,6 +64,8 @@ def world(tmp_path_factory) -> Path:
     (world / "empty.txt").write_text("\n  \n")
     (world / "latin1.txt").write_bytes("Zürich".encode("latin-1"))
     (world / "good-then-long.txt").write_text(f"{PROMPT}\nThe{' coin' * 2100}\n")
+    (world / "good-then-unknown.txt").write_text(f"{PROMPT}\n\nThe coin sings\n")
+    (world / "utf16.txt").write_bytes(PROMPT.encode("utf-16"))
     return world
 
 

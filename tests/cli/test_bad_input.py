@@ -21,11 +21,11 @@ PROMPTS = {
     ),
     "new tokens beyond the positions": (
         [*INFER, PROMPT, "--max-new-tokens", "9999"],
-        ["2048", "lower max_new_tokens to"],
+        ["the prompt has", "2048", "lower --max-new-tokens to"],
     ),
     "a later prompt of a file too long": (
         [*INFER, "--file", "good-then-long.txt"],
-        ["prompt 1", "2101 tokens", "Shorten"],
+        ["--file good-then-long.txt, line 2", "2101 tokens", "Shorten"],
     ),
     "word outside the vocabulary": (
         [*INFER, "The coin sings"],
@@ -45,6 +45,14 @@ PROMPTS = {
         ["latin1.txt", "UTF-8", "Convert"],
     ),
     "folder as a file": ([*INFER, "--file", "filled"], ["filled is a folder", "thesis.txt"]),
+    "a word of a later line outside the vocabulary": (
+        [*INFER, "--file", "good-then-unknown.txt"],
+        ["--file good-then-unknown.txt, line 3", "' sings'"],
+    ),
+    "two prompts": ([*INFER, PROMPT, PROMPT], ["unrecognized arguments"]),
+    "a word of 200 kB": ([*INFER, "x" * 200_000], ["not in this small vocabulary", " … "]),
+    "UTF-16": ([*INFER, "--file", "utf16.txt"], ["utf16.txt", "not UTF-8", "Convert"]),
+    "a path that is too long": ([*INFER, "--file", "x" * 5000], ["too long"]),
     "prompt that is not UTF-8": (
         [*INFER, "The coin \udcff"],
         ["'The coin \\udcff' is not UTF-8", "Convert"],
@@ -86,8 +94,105 @@ INFER_FLAGS = {
     "run and model": ([*INFER, PROMPT, "--model", "plain"], ["--run", "--model", "name one"]),
     "chunk size against training": (
         [*INFER, PROMPT, "--chunk-size", "4"],
-        ["chunk_size 4", "trained with 8", "leave it out"],
+        ["--chunk-size 4", "trained with 8", "leave it out"],
     ),
+}
+# A flag that would do nothing is refused, not passed over.
+IDLE = {
+    "draft of sequential reading": (
+        [*INFER, PROMPT, "--draft", "carry", "--prefill", "sequential"],
+        ["--draft does nothing with --prefill sequential", "leave one of them out"],
+    ),
+    "lookahead of sequential reading": (
+        [*INFER, PROMPT, "--prefill", "sequential", "--lookahead", "2"],
+        ["--lookahead does nothing with --prefill sequential"],
+    ),
+    "draft of an evaluation, which reads sequentially": (
+        [*EVAL, "--draft", "carry"],
+        ["--draft does nothing with --prefill sequential"],
+    ),
+    "draft without thoughts": (
+        [*INFER, PROMPT, "--think", "off", "--draft", "carry"],
+        ["--draft does nothing without thoughts", "--think on"],
+    ),
+    "lookahead of a plain model": (
+        ["infer", PROMPT, "--model", "plain", "--lookahead", "2"],
+        ["--lookahead does nothing without thoughts", "plain", "--think on"],
+    ),
+    "chunk size of a plain model": (
+        ["infer", PROMPT, "--model", "plain", "--chunk-size", "4"],
+        ["--chunk-size does nothing without thoughts", "plain", "--think on"],
+    ),
+    "layer of a plain model": (
+        ["infer", PROMPT, "--model", "plain", "--inject-after", "1"],
+        ["--inject-after does nothing without thoughts"],
+    ),
+    "old and new name of a flag": (
+        [*INFER, PROMPT, "--window", "3", "--lookahead", "2"],
+        ["--window is the old name of --lookahead", "one of them"],
+    ),
+    "batches of one prompt": (
+        [*INFER, PROMPT, "--batch-size", "2"],
+        ["--batch-size does nothing without --file"],
+    ),
+    "batches of a stream": (
+        [*INFER, "--file", "good-then-long.txt", "--batch-size", "2", "--stream"],
+        ["--batch-size does nothing with --stream"],
+    ),
+    "batches of nothing": (
+        [*INFER, "--file", "good-then-long.txt", "--batch-size", "0"],
+        ["--batch-size 0", "at least 1"],
+    ),
+    "stream of JSON": ([*INFER, "--stream", "--json"], ["--stream does nothing with --json"]),
+    "table of JSON": ([*INFER, "--table", "--json"], ["--table does nothing with --json"]),
+    "revision of a folder": (
+        ["infer", PROMPT, "--model", "plain", "--revision", "main"],
+        ["revision main", "plain is a folder", "hub id"],
+    ),
+    "revision of no model": (
+        [*INFER, PROMPT, "--revision", "main"],
+        ["--revision does nothing without --model"],
+    ),
+    "revision of the tiny model": (
+        [*TRAIN, "--revision", "main"],
+        ["--revision does nothing with --model tiny"],
+    ),
+    "revision of a folder to train": (
+        [*TRAIN, "--model", "plain", "--revision", "main"],
+        ["revision main", "plain is a folder"],
+    ),
+    "revision of the tiny tokenizer": (
+        ["data", "parity", "--revision", "main"],
+        ["--revision does nothing with --model tiny"],
+    ),
+    "bench of a model by the name of a run": (
+        ["bench", "decode", "--model", "plain", "--run", "trained"],
+        ["--run does nothing in bench decode"],
+    ),
+    "drafts of a run and a model": (
+        ["bench", "drafts", "--run", "trained", "--model", "plain"],
+        ["--model does nothing in bench drafts"],
+    ),
+    "drafts compiled": (
+        ["bench", "drafts", "--run", "trained", "--compile"],
+        ["--compile does nothing in bench drafts"],
+    ),
+    "training measured in chunks of one's own": (
+        ["bench", "train", "--model", "plain", "--chunk-size", "4"],
+        ["bench train", "--chunk-size"],
+    ),
+}
+EMPTY = {
+    f"empty {name} of {command[0]}": ([*command, name, ""], [name, "empty text", "leave"])
+    for command, names in (
+        (["infer"], ["--file", "--stop", "--run", "--model", "--revision", "--device"]),
+        (["bench"], ["--model", "--run", "--device"]),
+        (["train", "parity"], ["--out", "--model", "--preset"]),
+        (["eval"], ["--run", "--out"]),
+        (["data"], ["--model"]),
+        (["report"], ["--write"]),
+    )
+    for name in names
 }
 INFER_FOLDERS = {
     "no such run": (
@@ -133,9 +238,15 @@ DEVICES = {
         ["--device cuda", "no CUDA", "--device cpu"],
     ),
     "MPS": ([*INFER, PROMPT, "--device", "mps"], ["--device mps", "only cpu and cuda"]),
+    "a second CPU": ([*INFER, PROMPT, "--device", "cpu:7"], ["--device cpu:7", "no such", "1"]),
+    "a number of 20 digits": (
+        [*INFER, PROMPT, "--device", "cpu:" + "9" * 20],
+        ["--device cpu:999", "no such device"],
+    ),
+    "a number of other digits": ([*TRAIN, "--device", "cpu:\u0663"], ["no such device"]),
     "no number of a card": (
         [*INFER, PROMPT, "--device", "cpu:x"],
-        ["--device cpu:x", "number of a card"],
+        ["--device cpu:x", "no such device", "has 1"],
     ),
 }
 TRAIN_FLAGS = {
@@ -184,7 +295,7 @@ TRAIN_FLAGS = {
     "word for a number": ([*TRAIN, "--lr", "abc"], ["--lr", "'abc'"]),
     "fraction of a step": ([*TRAIN, "--steps", "1.5"], ["--steps", "'1.5'"]),
     "flag without value": ([*TRAIN, "--lr"], ["--lr", "expected one argument"]),
-    "layers out of order": ([*TRAIN, "--inject-after", "9"], ["inject_after 9", "<= 4"]),
+    "layers out of order": ([*TRAIN, "--inject-after", "9"], ["--inject-after 9", "<= 4"]),
     "training in float64": (
         [*TRAIN, "--dtype", "float64"],
         ["--dtype float64", "float32", "bfloat16"],
@@ -269,9 +380,9 @@ TRAIN_FOLDERS = {
     ),
     "resume with another layer": (
         [*RESUME, "relayered"],
-        ["inject_after 2", "trained with 1"],
+        ["--inject-after 2", "trained with 1"],
     ),
-    "resume with other chunks": ([*RESUME, "rechunked"], ["chunk_size 4", "trained with 8"]),
+    "resume with other chunks": ([*RESUME, "rechunked"], ["--chunk-size 4", "trained with 8"]),
     "resume with a negative number": ([*RESUME, "negative"], ["run.json: warmup -5", "at least 0"]),
     "resume without a number": ([*RESUME, "undecided"], ["older version", "new run"]),
 }
@@ -309,6 +420,33 @@ OTHERS = {
         ["data", "parity", "--ops", "-1"],
         ["--ops -1", "at least 0"],
     ),
+    "data of more operations than anyone reads": (
+        ["data", "parity", "--ops", "9" * 20],
+        ["--ops 999", "at most 100000"],
+    ),
+    "data of a word for a number": (["data", "parity", "--index", "x" * 2000], ["--index", " … "]),
+    "data of no folder": (["data", "--model", "./nope"], ["./nope", "empty.txt"]),
+    "data of an option of another task": (
+        ["data", "parity", "--modulus", "7"],
+        ["--modulus: the task parity has no such option"],
+    ),
+    "data of no task": (["data", ""], ["task ''", "parity, vars"]),
+    "bench of no part": (["bench", "", "--model", "plain"], ["PART", "invalid choice", "prefill"]),
+    "bench of a run that is not there": (
+        ["bench", "drafts", "--run", "nope"],
+        ["--run nope", "no such folder"],
+    ),
+    "bench of weights that are not there": (["bench", "--model", "./nope"], ["./nope"]),
+    "bench on a device that is not there": (
+        ["bench", "decode", "--model", "plain", "--device", "tpu"],
+        ["--device tpu", "cpu and cuda"],
+    ),
+    "report into a file that is not there": (
+        ["report", "--write", "nope.md"],
+        ["--write nope.md", "no such file", "empty.txt"],
+    ),
+    "report into a folder": (["report", "--write", "filled"], ["--write filled", "no such file"]),
+    "report on something": (["report", "vars"], ["unrecognized arguments: vars"]),
     "data of an example before the first": (
         ["data", "parity", "--index", "-1"],
         ["--index -1", "at least 0"],
@@ -330,7 +468,8 @@ OTHERS = {
         ["empty.txt", "begin"],
     ),
 }
-BAD = PROMPTS | INFER_FLAGS | INFER_FOLDERS | DEVICES | TRAIN_FLAGS | TRAIN_FOLDERS | OTHERS
+BAD = PROMPTS | INFER_FLAGS | IDLE | EMPTY | INFER_FOLDERS | DEVICES
+BAD |= TRAIN_FLAGS | TRAIN_FOLDERS | OTHERS
 MARKS = {"no CUDA": no_cuda, "no CUDA to train on": no_cuda}
 
 
@@ -361,7 +500,8 @@ def test_bad_input_is_told_in_one_line_with_status_2_and_changes_no_file(
     assert status == 2 and "Traceback" not in out + err
     assert after == before
     assert out == ""
-    assert err.startswith(f"run.py {arguments[0]}: ")
+    assert err.startswith((f"run.py {arguments[0]}: ", "run.py: unrecognized arguments"))
+    assert len(err) < 2000
     assert err.endswith("\n") and err.count("\n") == 1
 
 

@@ -13,7 +13,7 @@ import run
 from cli_helpers import INFER, PROMPT, ROOT, call
 
 from minits.cli import bench, data, eval, infer, report, train
-from minits.cli.main import COMMANDS
+from minits.cli.main import COMMANDS, make_parser, one_line, with_flags
 from minits.generation import GenerationConfig
 from minits.methods import METHODS
 from minits.tasks import TASKS
@@ -96,6 +96,60 @@ def test_ctrl_c_exits_130_without_a_traceback(inside, monkeypatch):
     def press(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(infer, "answer", press)
+    monkeypatch.setattr(infer, "read_and_answer", press)
     status, _, err = call(*INFER, PROMPT)
     assert status == 130 and err.splitlines()[-1] == "run.py infer: interrupted"
+
+
+def test_a_reader_that_takes_one_line_is_no_error(empty):
+    command = [sys.executable, ROOT / "run.py", "report"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+def test_a_character_that_the_terminal_lacks_is_shown_as_another(monkeypatch):
+    streams = [io.TextIOWrapper(io.BytesIO(), "ascii") for _ in range(2)]
+    for name, stream in zip(("stdout", "stderr"), streams):
+        monkeypatch.setattr(sys, name, stream)
+    assert run.main(["infer", "--run", "./Zürich"]) == 2
+    assert run.main(["report"]) == 0
+    told = [stream.buffer.getvalue().decode("ascii") for stream in streams if not stream.flush()]
+    assert "| run | paper |" in told[0] and "?" in told[0]
+    assert "--run ./Z?rich: no such folder" in told[1]
+
+
+def test_notes_stay_out_of_stdout_where_stderr_is_closed(inside, monkeypatch):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        monkeypatch.setattr(sys, "stderr", None)
+        assert run.main([*INFER, PROMPT, "--json"]) == 0
+    assert out.getvalue().startswith("{") and out.getvalue().count("\n") == 1
+
+
+MESSAGES = {
+    "lower max_new_tokens to 3": "lower --max-new-tokens to 3",
+    "max_thought_tokens = 4. Raise it": "--max-thought-tokens = 4. Raise it",
+    "raise max_thought_tokens.": "raise --max-thought-tokens.",
+    # No flags: a setting of models, parts of paths, keys of files of ours.
+    "has 64 (max_position_embeddings)": "has 64 (max_position_embeddings)",
+    "/data/chunk_size/x": "/data/chunk_size/x",
+    "my.chunk_size.txt": "my.chunk_size.txt",
+    "x/thinking.json: chunk_size is 0": "x/thinking.json: chunk_size is 0",
+    "of\n  several\tlines": "of several lines",
+}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_spell_settings_as_flags(message):
+    assert with_flags(message, make_parser().parse_args(["infer"]).parser) == MESSAGES[message]
+
+
+def test_a_flag_that_a_command_lacks_is_not_named():
+    parser = make_parser().parse_args(["eval"]).parser
+    assert with_flags("lower max_new_tokens", parser) == "lower max_new_tokens"
+
+
+def test_a_long_message_keeps_its_two_ends():
+    assert one_line("a" * 1000) == "a" * 1000
+    assert one_line("a" * 900 + "b" * 900) == "a" * 500 + " … " + "b" * 500

@@ -19,6 +19,7 @@ from cli_helpers import EVAL, FAST, PROMPT, QUICK, ROOT, SHORT, TRAIN, call, res
 from minits import generate, load
 from minits.checkpoint.files import locked
 from minits.cli import train
+from minits.cli.main import make_parser
 from minits.cli.sources import trained_task
 from minits.tasks.vars import Vars
 from minits.training import session
@@ -247,12 +248,15 @@ def interrupted(_settings, _task, _method, folder, **_) -> dict[str, object]:
     return {"interrupted": True, "step": 3, "run": str(folder)}
 
 
-def test_resume_command_can_be_pasted_into_a_shell(empty, monkeypatch):
+@pytest.mark.parametrize("folder", ["my run", "-run"])
+def test_resume_command_can_be_pasted_into_a_shell(folder, empty, monkeypatch):
     monkeypatch.setattr(train, "run_training", interrupted)
-    status, _, err = call(*QUICK, "--out", "my run")
+    status, _, err = call(*QUICK, f"--out={folder}")
     assert status == 130
     words = shlex.split(err.split("continue with: ")[1])
-    assert words == ["python", "run.py", "train", "parity", "--out", "my run", "--resume"]
+    assert words[:2] == ["python", "run.py"]
+    asked = make_parser().parse_args(words[2:])
+    assert (asked.task, asked.out, asked.resume) == ("parity", folder, True)
 
 
 def test_interrupted_run_without_saving_offers_no_resume(empty, monkeypatch):

@@ -9,6 +9,7 @@ import torch
 from strategies import Shape, fresh, write_checkpoint
 
 from minits.checkpoint.weights import load
+from minits.cli import bench as command
 from minits.cli.sources import SHIPPED
 from minits.generation import GenerationConfig, prefill
 from minits.lab.bench import (
@@ -16,6 +17,7 @@ from minits.lab.bench import (
     bench_drafts,
     bench_prefill,
     in_turn,
+    ratio,
     weights_bytes,
 )
 from minits.lab.bench_train import bench_train
@@ -62,6 +64,16 @@ def test_every_prefill_line_has_both_times_and_their_ratio():
     assert kinds == [(0, 1), (2, 1), (2, 8), (5, 1), (5, 8)]
     for line in compared:
         assert line["ratio"] == pytest.approx(line["sequential"]["ms"] / line["trivial"]["ms"])
+        assert line["ratio_by_round"].keys() == {"median", "least", "most"}
+
+
+def test_a_ratio_tells_its_spread_over_the_rounds():
+    # The first two calls are warm-up. The slow moment of the third round hits both sides.
+    one, other = [99, 98, 2, 20, 4, 6], [1, 1, 1, 10, 1, 2]
+    assert ratio(one, other) == {
+        "ratio": 5 / 1.5,
+        "ratio_by_round": {"median": 2.5, "least": 2, "most": 4},
+    }
 
 
 def test_sides_take_turns_and_the_first_calls_are_told_apart():
@@ -77,6 +89,7 @@ def test_steps_with_and_without_thoughts_are_compared(tmp_path):
     ratios = {line["what"]: line["ratio"] for line in lines if "ratio" in line}
     assert list(ratios) == ["thinking over no-cot on parity", "thinking over no-cot on vars"]
     assert all(ratio > 0 for ratio in ratios.values())
+    assert all("ratio_by_round" in line for line in lines if "ratio" in line)
 
 
 def test_drafts_are_compared_with_sequential():
@@ -84,6 +97,9 @@ def test_drafts_are_compared_with_sequential():
     prompt = tokenizer.encode("The coin starts at state heads. Bob flips the coin.")
     lines = list(bench_drafts(model, [prompt], 1))
     assert lines[0]["prefill"] == "sequential" and lines[0]["over_sequential"] == 1
+    for line in lines:
+        over = line["time"]["ms"] / line["sequential"]["ms"]
+        assert line["over_sequential"] == over and line["ratio_by_round"]["least"] > 0
     ways = [(line["draft"], line["lookahead"]) for line in lines[1:]]
     assert len(ways) == 8
     assert set(ways) == {(d, n) for d in ("trivial", "carry") for n in (None, 1, 2, 4)}
@@ -102,6 +118,29 @@ def test_the_command_prints_a_line_a_measurement_and_one_json_line_last(tmp_path
     *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["lines"][1]["tokens_per_s"] > 0 and last["path"] == "plain"
     assert [line["what"] for line in lines] == [line["what"] for line in last["lines"]]
+
+
+def test_ctrl_c_keeps_what_was_measured_and_each_line_is_told_at_once(
+    tmp_path, capsys, monkeypatch
+):
+    told = []
+
+    def lines(*_):
+        yield {"what": "first", "ms": 1.23456}
+        told.append(capsys.readouterr().out)
+        yield {"what": "second", "ms": 2.0}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "bench", lines)
+    folder = write_checkpoint(tmp_path / "model", SHAPE)
+    flags = ["bench", "decode", "--model", str(folder), "--device", "cpu", "--json"]
+    assert run.main(flags) == 130
+    assert json.loads(told[0]) == {"what": "first", "ms": 1.235}
+    out, err = capsys.readouterr()
+    second, record = map(json.loads, out.splitlines())
+    assert [line["what"] for line in record["lines"]] == ["first", second["what"]]
+    assert record["interrupted"] is True and record["lines"][0]["ms"] == 1.23456
+    assert err.splitlines()[-1].startswith("interrupted: 2 measurements were made")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import run
 
+from minits.cli import report
 from minits.cli.train import chosen
 from minits.lab import provenance
 from minits.lab.presets import PAPER, PRESETS, Preset
@@ -150,6 +151,17 @@ def test_the_command_prints_tables_and_json(capsys):
     out = capsys.readouterr().out.splitlines()
     assert any(line.startswith("| run | paper |") for line in out)
     assert json.loads(out[-1])["records"]
+
+
+def test_write_alone_writes_our_pages(tmp_path, monkeypatch, capsys):
+    begin, end = (MARK.format("runs", word) for word in ("begin", "end"))
+    pages = [tmp_path / "one.md", tmp_path / "other.md"]
+    for page in pages:
+        page.write_text(f"{begin}\n{end}\n")
+    monkeypatch.setattr(report, "PAGES", pages)
+    assert run.main(["report", "--write"]) == 0
+    assert all("| run | paper |" in page.read_text() for page in pages)
+    assert capsys.readouterr().out == ""
 
 
 # -- training by a preset --------------------------------------------------------------------------
