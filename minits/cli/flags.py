@@ -68,7 +68,8 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     elif kind is list:
         names, how = [flag(each.name)], {"action": "append", "type": words, "metavar": "STR"}
     else:
-        names, how = [flag(each.name)], {"type": words if kind is str else kind}
+        full = kind is str and not about.get("empty")
+        names, how = [flag(each.name)], {"type": words if full else kind}
         how["metavar"] = None if choices else kind.__name__.upper()
         if "bare" in about:
             how |= {"nargs": "?", "const": about["bare"]}

@@ -4,10 +4,10 @@ import sys
 
 
 def make_safe() -> None:
-    """Characters that an encoding lacks become ?; a closed stream becomes an empty one."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Characters that an encoding lacks become ?; a closed stream takes all and shows nothing."""
+    for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
-        elif mode == "w" and hasattr(stream, "reconfigure"):
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")

@@ -47,7 +47,9 @@ class Rows(Task):
         "--samples). Without --valid and --test nothing is evaluated",
     )
     opening: str = setting(
-        "The answer is", "words put before an answer that does not begin with them; may be ''"
+        "The answer is",
+        "words put before an answer that does not begin with them; may be ''",
+        empty=True,
     )
     scoring: str = setting(
         "text", "what is compared: the answer's text, or its last number", choices=tuple(SCORINGS)

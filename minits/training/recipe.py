@@ -178,18 +178,19 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
     Raises ValueError naming the flag that does not fit.
     """
     check_settings(settings, flag)
-    usual = {"inject_after": 1, "max_thought_tokens": 64}
-    usual |= {"extract_after": 3} if settings.model == "tiny" else {}
-    recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
-    chosen = {name: value for name, value in recipe.items() if getattr(settings, name) is None}
     tiny = settings.model == "tiny"
-    if settings.window is None:
-        chosen["window"] = 16 if tiny and METHODS[settings.method].thinks else 0
-    elif not tiny:
+    if settings.window is not None and not tiny:
         raise ValueError(
             f"--window {settings.window}: only the tiny model is made with a window. The attention "
             f"of {settings.model} is as its config.json says; leave --window out."
         )
+    usual = {"inject_after": 1, "max_thought_tokens": 64}
+    if tiny:
+        usual |= {"extract_after": 3, "window": 16 if METHODS[settings.method].thinks else 0}
+    else:
+        usual["window"] = 0
+    recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
+    chosen = {name: value for name, value in recipe.items() if getattr(settings, name) is None}
     device, dtype = resolve_device(settings.device, settings.dtype)
     if dtype == "float64":
         raise ValueError(

@@ -81,9 +81,9 @@ def test_self_addition_is_drawn_only_if_asked_for(empty):
 def test_data_has_the_limit_of_thoughts_and_names_what_is_longer(inside):
     long = ["data", "parity", "--max-thought-tokens", "1", "--samples", "3"]
     status, _, err = call(*long)
-    assert status == 2 and "example 0: the gold thought" in err and "max_thought_tokens = 1" in err
+    assert status == 2 and "example 0: the gold thought" in err and "--max-thought-tokens = 1" in err
     status, out, err = call("data", "--model", "trained", "--samples", "3", "--chunk-size", "99")
-    assert status == 2 and "max_thought_tokens = 4" in err  # that of the run
+    assert status == 2 and "--max-thought-tokens = 4" in err  # that of the run
 
 
 def test_data_of_a_task_without_values_counts_no_late_ones(empty, monkeypatch):

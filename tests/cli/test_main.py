@@ -96,7 +96,7 @@ def test_ctrl_c_exits_130_without_a_traceback(inside, monkeypatch):
     def press(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(infer, "read_and_answer", press)
+    monkeypatch.setattr(infer, "decode", press)
     status, _, err = call(*INFER, PROMPT)
     assert status == 130 and err.splitlines()[-1] == "run.py infer: interrupted"
 

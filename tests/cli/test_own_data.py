@@ -103,7 +103,8 @@ def test_a_resume_refuses_a_file_that_changed(name, trained):
 
 def test_a_resume_takes_the_same_file_by_another_name_of_its_path_and_no_other_file(trained):
     same = ["train", "rows", "--resume", "--out", "run", "--train", "./train.jsonl"]
-    assert call(*same)[0] == 0
+    status, _, err = call(*same)
+    assert status == 0, err
     status, _, err = call(*same[:-1], "test.jsonl")
     assert status == 2 and "--train" in err and "test.jsonl" in err
 
@@ -253,7 +254,7 @@ def test_data_of_a_run_takes_its_task_tokenizer_chunks_and_limit(trained):
     long = {"question": "a b c", "steps": [{"at": 1, "text": "x y " * 9}], "answer": "z"}
     (trained / "long.jsonl").write_text(json.dumps(long))
     status, _, err = call("data", "--model", "run", "--train", "long.jsonl")
-    assert status == 2 and "long.jsonl, line 1" in err and "max_thought_tokens = 8" in err
+    assert status == 2 and "long.jsonl, line 1" in err and "--max-thought-tokens = 8" in err
     assert (
         call("data", "--model", "run", "--train", "long.jsonl", "--max-thought-tokens", "99")[0]
         == 0
