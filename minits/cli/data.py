@@ -91,7 +91,8 @@ def described(flags: DataFlags, given: dict[str, Any]) -> tuple[Task, Tokenizer,
 
     given: options of the task.
     """
-    name, usual, about, folder = flags.task or "parity", {}, {}, None
+    name = "parity" if flags.task is None else flags.task
+    usual, about, folder = {}, {}, None
     if flags.model != "tiny":
         source = resolve(flags.model, flags.revision)
         folder = checkpoint_of(source)

@@ -49,7 +49,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     flags = take(given, EvalFlags)
     given["prefill"] = flags.prefill
     config = take(given, GenerationConfig)
-    if flags.task:
+    if flags.task is not None:
         check_options(flags.task, given)
     out = Path(flags.out) if flags.out else None
     if out and not out.absolute().parent.is_dir():

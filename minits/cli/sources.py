@@ -95,7 +95,8 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
 
     name: None for the task of the weights, as far as they tell (`about`); else Parity.
     """
-    name = name or (about["task"] if about.get("task") in TASKS else "parity")
+    if name is None:
+        name = about["task"] if about.get("task") in TASKS else "parity"
     if (folder / "run.json").exists():
         settings, task, _ = read_run(folder)
         if settings.task == name:

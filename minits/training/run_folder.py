@@ -156,7 +156,7 @@ def save_checkpoint(
 
 
 # Settings that may differ from those that a checkpoint was saved under.
-HARMLESS = "device steps log_every eval_every save_every save_dtype keep no_save".split()
+HARMLESS = "device steps log_every eval_every save_every save_dtype keep no_save data_files".split()
 
 
 def check_agreement(

@@ -430,7 +430,7 @@ OTHERS = {
         ["data", "parity", "--modulus", "7"],
         ["--modulus: the task parity has no such option"],
     ),
-    "data of no task": (["data", ""], ["TASK", "empty text"]),
+    "data of no task": (["data", ""], ["task ''", "parity, vars"]),
     "bench of no part": (["bench", "", "--model", "plain"], ["PART", "invalid choice", "prefill"]),
     "bench of a run that is not there": (
         ["bench", "drafts", "--run", "nope"],
