@@ -143,17 +143,23 @@ class SampleStream(Dataset):
             collate_fn=as_it_is,
             worker_init_fn=ignore_signals,
         )
-        error = None
-        for number, pool in zip(numbers, loader):
-            if isinstance(pool, ValueError):
-                error = pool
-                break
-            if self.cuda and number == numbers[0]:
-                for rows in pool:
-                    self.parts(rows)
-            start = number * POOL
-            for rows in pool[max(first - start, 0) : end - start]:
-                yield rows, self.parts(rows)
+        error, pools = None, iter(loader)
+        try:
+            for number, pool in zip(numbers, pools):
+                if isinstance(pool, ValueError):
+                    error = pool
+                    break
+                if self.cuda and number == numbers[0]:
+                    for rows in pool:
+                        self.parts(rows)
+                start = number * POOL
+                for rows in pool[max(first - start, 0) : end - start]:
+                    yield rows, self.parts(rows)
+        finally:
+            if self.workers:
+                # Not left to Python's collector (seen: torch 2.11 on CUDA), for it is frozen, and
+                # at Python's end a worker that ignores SIGTERM would be waited for.
+                pools._shutdown_workers()
         # Not within the loop: the traceback would keep the loader, and so its worker, alive.
         if error:
             raise error
