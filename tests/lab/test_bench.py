@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import run
 import torch
 from strategies import Shape, fresh, write_checkpoint
 
+import minits.lab.bench_train
 from minits.checkpoint.weights import load
 from minits.cli import bench as command
 from minits.cli.sources import SHIPPED
@@ -21,6 +23,7 @@ from minits.lab.bench import (
     weights_bytes,
 )
 from minits.lab.bench_train import bench_train
+from minits.training.recipe import TrainSettings
 
 LIMITS = {"copy_TB_per_s": 0.01, "matmul_TFLOP_per_s": 0.1}
 SHAPE = Shape(vocab=1024, limit=512, chunk_size=4)
@@ -83,8 +86,10 @@ def test_sides_take_turns_and_the_first_calls_are_told_apart():
     assert one.keys() == other.keys() == {"ms", "least", "most", "first"}
 
 
-def test_steps_with_and_without_thoughts_are_compared(tmp_path):
+def test_steps_with_and_without_thoughts_are_compared(tmp_path, monkeypatch):
     folder = str(write_checkpoint(tmp_path / "model", replace(SHAPE, limit=2048)))
+    few = partial(TrainSettings, batch_size=4)  # the recipe's 128 rows take 15 s on a CPU
+    monkeypatch.setattr(minits.lab.bench_train, "TrainSettings", few)
     lines = list(bench_train(folder, "cpu", "float32", False, 1))
     ratios = {line["what"]: line["ratio"] for line in lines if "ratio" in line}
     assert list(ratios) == ["thinking over no-cot on parity", "thinking over no-cot on vars"]
