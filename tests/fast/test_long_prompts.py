@@ -1,6 +1,6 @@
 """Passes go through the layers in pieces, so that memory does not grow with the square of a prompt.
 
-With real weights: MINITS_REAL=FOLDER pytest -s tests/paper/test_long_prompts.py (half an hour).
+With real weights: MINITS_REAL=FOLDER pytest -s tests/fast/test_long_prompts.py (half an hour).
 """
 
 import json
