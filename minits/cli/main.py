@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from minits.checkpoint.files import plain
 from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.flags import add_options
 from minits.cli.streams import make_safe
@@ -14,6 +15,7 @@ from minits.settings import flag
 from minits.tasks import TASKS
 from minits.training import distributed
 from minits.training.loop import TrainingError
+from minits.training.session import ran_out
 
 COMMANDS = {
     "train": train,
@@ -66,8 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def one_line(message: object) -> str:
     """A message on one line, its middle left out where it is very long."""
-    text, end = " ".join(str(message).split()), LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:end]} … {text[-end:]}"
+    return plain(" ".join(str(message).split()), LONGEST)
 
 
 def with_flags(message: object, parser: argparse.ArgumentParser) -> str:
@@ -111,6 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if lead or not failed:
             print(f"run.py {name}: {with_flags(error, parser)}", file=sys.stderr)
         return 1 if failed else 2
+    except (MemoryError, RuntimeError) as error:
+        if traceback or not ran_out(error):
+            raise
+        less = "Shorter prompts, a smaller --batch-size or --dtype bfloat16 need less."
+        print(f"run.py {name}: no memory left ({one_line(error)}). {less}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"run.py {name}: interrupted", file=sys.stderr)
         return 130

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
-from minits.checkpoint.files import locked, present
+from minits.checkpoint.files import locked, plain, present
 from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
@@ -126,19 +126,24 @@ def make_model(
     return model, tokenizer
 
 
+def ran_out(error: Exception) -> bool:
+    """Whether memory ran out, of the host or of a card: torch tells of it in a RuntimeError."""
+    told = re.search("allocate|out of memory", str(error))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(told))
+
+
 @contextmanager
 def memory_told() -> Iterator[None]:
     """Raises TrainingError with what to do where memory runs out."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        known = isinstance(error, MemoryError) or re.search("allocate|out of memory", str(error))
-        if not known or distributed.rank():  # only the first one's words are shown
+        if not ran_out(error) or distributed.rank():  # only the first one's words are shown
             raise
-        said = " ".join(str(error).split())[:200]
         raise TrainingError(
-            f"no memory left ({said}). Raise --accumulate, or lower --batch-size or --row-tokens. "
-            "The last checkpoint, if there is one, stays: go on from there with --resume."
+            f"no memory left ({plain(error)}). Raise --accumulate, or lower --batch-size or "
+            "--row-tokens. The last checkpoint, if there is one, stays: go on from there with "
+            "--resume."
         ) from error
 
 

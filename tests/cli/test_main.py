@@ -101,6 +101,16 @@ def test_ctrl_c_exits_130_without_a_traceback(inside, monkeypatch):
     assert status == 130 and err.splitlines()[-1] == "run.py infer: interrupted"
 
 
+@pytest.mark.parametrize("error", [MemoryError("8 GB"), RuntimeError("can't allocate memory: 8 bytes")])
+def test_a_lack_of_memory_is_told_in_one_line(error, inside, monkeypatch):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(infer, "decode", fail)
+    status, _, err = call(*INFER, PROMPT)
+    assert status == 2 and f"no memory left ({error}). Shorter prompts" in err.splitlines()[-1]
+
+
 def test_a_reader_that_takes_one_line_is_no_error(empty):
     command = [sys.executable, ROOT / "run.py", "report"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -152,4 +162,4 @@ def test_a_flag_that_a_command_lacks_is_not_named():
 
 def test_a_long_message_keeps_its_two_ends():
     assert one_line("a" * 1000) == "a" * 1000
-    assert one_line("a" * 900 + "b" * 900) == "a" * 500 + " … " + "b" * 500
+    assert one_line("a" * 900 + "b" * 900) == "a" * 500 + " … 800 characters … " + "b" * 500
