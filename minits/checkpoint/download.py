@@ -1,5 +1,7 @@
 """Where a model's files are: a local folder, a run folder, or a repository of the hub."""
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from minits.checkpoint.files import listing
@@ -43,19 +45,47 @@ def download(hub_id: str, revision: str | None) -> Path:
 
     Honours HF_HUB_OFFLINE and HF_HOME. Raises FileNotFoundError whatever went wrong.
     """
-    from huggingface_hub import constants, snapshot_download  # local folders never need it
+    from huggingface_hub import snapshot_download  # local folders never need it
+
+    with hub_errors(
+        hub_id + (f" at revision {revision}" if revision else ""),
+        "the id, --revision and the network, or give a local folder with a model "
+        f"({hub_id} here holds {listing(Path(hub_id))})",
+    ):
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=WANTED))
+
+
+def dataset_file(name: str) -> Path:
+    """The cached copy of OWNER/NAME/FILE, a file of one of the hub's data sets.
+
+    Raises ValueError for a name of another form, FileNotFoundError whatever else went wrong.
+    """
+    from huggingface_hub import hf_hub_download
+
+    owner, data_set, file = (name.split("/", 2) + [""] * 2)[:3]
+    if not file or file.endswith(".parquet"):
+        raise ValueError(
+            f"hf://datasets/{name}: name a file of text or JSON lines in the data set, as in "
+            "hf://datasets/OWNER/NAME/train.jsonl; parquet needs a package that is not used here."
+        )
+    with hub_errors(f"hf://datasets/{name}", "the name and the network, or give a local file"):
+        return Path(hf_hub_download(f"{owner}/{data_set}", file, repo_type="dataset"))
+
+
+@contextmanager
+def hub_errors(wanted: str, check: str) -> Iterator[None]:
+    """Raises FileNotFoundError for whatever goes wrong with the hub."""
+    from huggingface_hub import constants
 
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=WANTED))
+        yield
     except Exception as error:
         # The hub, the network and the disk have errors of their own, without a common ancestor.
-        at = hub_id + (f" at revision {revision}" if revision else "")
         said = " ".join(str(error).split()) or type(error).__name__
         offline = ", HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
         raise FileNotFoundError(
-            f"{at} could not be had: {said} (cache: {constants.HF_HUB_CACHE}{offline}). Check the "
-            f"id, --revision and the network, or give a local folder with a model ({hub_id} here "
-            f"holds {listing(Path(hub_id))})."
+            f"{wanted} could not be had: {said} (cache: {constants.HF_HUB_CACHE}{offline}). Check "
+            f"{check}."
         ) from error
 
 

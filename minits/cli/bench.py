@@ -1,22 +1,25 @@
 """`run.py bench`: speed on real weights."""
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from minits.cli.flags import Output, Weights, add_flags, note, take
-from minits.cli.sources import open_model, trained_task
+from minits.cli.sources import Opened, open_model, trained_method, trained_task
+from minits.generation import GenerationConfig
 from minits.lab.bench import Line, bench, bench_drafts
+from minits.lab.bench_answers import Side, bench_answers
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import machine, record
 from minits.settings import flag, setting
 from minits.supervision import encode_prompt
 from minits.training.recipe import Machine
+from minits.training.scoring import draw_rows, with_room
 
 WORDS = "measure speed beside the limits of the machine"
 OPTIONS = ()
-PARTS = ("all", "prefill", "decode", "drafts", "train")
+PARTS = ("all", "prefill", "decode", "drafts", "answers", "train")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,9 @@ class BenchFlags(Output, Machine, Weights):
 
     part: str = setting("all", "what to measure", choices=PARTS, positional=True)
     chunk_size: int | None = setting(None, "c: tokens a chunk; default: 8", least=1)
-    run: str | None = setting(None, "drafts: a trained run, whose task gives the prompts")
+    run: str | None = setting(None, "drafts, answers: a trained run, whose task gives the prompts")
+    against: str | None = setting(None, "answers: another run of that task, to compare with")
+    samples: int | None = setting(None, "answers: prompts; default: 200", least=1)
     repeats: int = setting(10, "timed calls; the median is reported", least=1)
     compile: bool = setting(False, "train: torch.compile the layers (cuda)")
     plain: bool = setting(False, "the plain path, without kernels and graphs (cuda)")
@@ -37,30 +42,34 @@ add_arguments = partial(add_flags, config=BenchFlags)
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Measures speed; one line a measurement."""
     flags = take(given, BenchFlags)
-    part, source = flags.part, flags.run if flags.part == "drafts" else flags.model
-    if not source:
-        needed = "--run FOLDER" if part == "drafts" else "--model FOLDER"
+    part, of_run = flags.part, flags.part in ("drafts", "answers")
+    source = flags.run if of_run else flags.model
+    if not source or (part == "answers" and not flags.against):
+        needed = "--model FOLDER" if not of_run else "--run FOLDER"
+        needed += " --against FOLDER" if part == "answers" else ""
         raise ValueError(f"bench {part} needs {needed}: the weights to measure.")
     if part == "train" and (flags.plain or flags.chunk_size):
         raise ValueError(
             "bench train takes neither --plain nor --chunk-size: it measures the tasks' recipes."
         )
-    idle = {"run": part != "drafts", "model": part == "drafts", "compile": part != "train"}
+    idle = {"run": not of_run, "model": of_run, "compile": part != "train"}
+    idle |= {name: part != "answers" for name in ("against", "samples")}
     for name in idle:
         if idle[name] and getattr(flags, name):
             raise ValueError(f"{flag(name)} does nothing in bench {part}; leave it out.")
-    engine, tokenizer, about, folder = open_model(flags)
+    opened = open_model(flags)
+    engine, tokenizer, about, folder = opened
     device, kind = str(engine.device), engine.backbone.lm_head.weight.dtype
     how = {"dtype": str(kind).removeprefix("torch.")}
     words = engine.backbone.config.vocab_size
-    if part not in ("drafts", "train") and words < 1000:
+    if not (of_run or part == "train") and words < 1000:
         raise ValueError(
             f"bench {part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this "
             f"one has {words}. Name real weights; bench drafts --run measures a small run."
         )
-    if part == "drafts" and not (about and engine.thinks):
+    if of_run and not (about and engine.thinks):
         raise ValueError(
-            f"bench drafts --run {source}: it measures prefill with a model's own thoughts, and "
+            f"bench {part} --run {source}: it measures reading with a model's own thoughts, and "
             f"this one was not trained to think (method: {about.get('method')}). Name a run of the "
             "method thinking."
         )
@@ -77,9 +86,27 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         prompts = [task.example(split, i, seed=7).prompt for i in range(few)]
         ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
         lines = bench_drafts(engine, ids, flags.repeats)
+    elif part == "answers":
+        lines = answers(flags, opened)
     else:
         lines = bench(engine, part, flags.repeats)
     return told(lines, how, device)
+
+
+def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
+    """The two runs on the same questions, those of the thinking one's last split."""
+    task = trained_task(thinking.folder, thinking.about)
+    split, wanted = task.splits[-1], flags.samples or 200
+    sides = []
+    other = open_model(replace(flags, run=flags.against))
+    for run, opened in ((flags.run, thinking), (flags.against, other)):
+        method = trained_method(opened.folder, opened.about)
+        config = opened.engine.config
+        rows = draw_rows(task, method, split, opened.tokenizer, config, seed=7, n=wanted)
+        prompts = [row.ids[: row.prompt_length] for _, row in rows]
+        how = with_room(opened.engine, rows, GenerationConfig())
+        sides.append(Side(run, opened.engine, method, prompts, how))
+    return bench_answers(*sides, flags.repeats)
 
 
 def told(

@@ -2,19 +2,20 @@
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from minits.checkpoint.files import present
 from minits.cli.flags import Output, add_flags, note, take
-from minits.cli.sources import describe_model, open_model, say_limit, trained_task
+from minits.cli.sources import describe_model, open_model, say_limit, trained_method, trained_task
 from minits.generation import PREFILLS, GenerationConfig
 from minits.lab.provenance import record
-from minits.methods import make_method
 from minits.settings import setting
 from minits.tasks import check_options, make_task, options_of
+from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
-from minits.training.scoring import describe, draw_rows, evaluate, with_room
+from minits.training.scoring import describe, draw_rows, predict, summarise, with_room
 
 WORDS = "evaluate a trained run on a task"
 OPTIONS = ("task",)
@@ -34,8 +35,31 @@ class EvalFlags(Output, Machine):
     batch_size: int = setting(64, "rows a batch; the answers do not depend on it", least=1)
     # As in training: in state tracking nearly every chunk thinks, so there is little to guess.
     prefill: str = setting("sequential", "how prompts are read: the same answers", choices=PREFILLS)
+    question_first: bool = setting(
+        False, "a second time with each question's last sentence copied before it: a probe"
+    )
     plain: bool = setting(False, "the plain path, without kernels and graphs (cuda)")
     out: str | None = setting(None, "file for the predictions, as JSON lines")
+
+
+def became(lines: list[dict[str, Any]], second: list[dict[str, Any]]) -> dict[str, Any]:
+    """How the rows of a first evaluation fared in a second one."""
+    pairs = [(line["correct"], other["correct"]) for line, other in zip(lines, second)]
+    rows = {right: [now for before, now in pairs if before is right] for right in (False, True)}
+    found = {"accuracy": fmean(now for _, now in pairs), "rows_wrong_before": len(rows[False])}
+    found |= {"of_them_right": fmean(rows[False]) if rows[False] else None}
+    return found | {"of_the_others_right": fmean(rows[True]) if rows[True] else None}
+
+
+def describe_probe(probe: dict[str, Any]) -> str:
+    """The figures of the probe in words."""
+    lines = [f"question first: accuracy {probe['accuracy']:.2%}"]
+    if probe["of_them_right"] is not None:
+        wrong = f"of {probe['rows_wrong_before']} rows that were wrong"
+        lines.append(f"  {wrong} {probe['of_them_right']:.2%} become right")
+    if probe["of_the_others_right"] is not None:
+        lines.append(f"  of the others {probe['of_the_others_right']:.2%} stay right")
+    return "\n".join(lines)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,8 +88,9 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     task, split = trained.evaluated(given)
     make_task(task.name, **options_of(task))  # names a value that cannot be
     check_overlap(task)
-    # T and C of a plain Qwen2.5 are untrained copies of layers: it does not think, as in `infer`.
-    method = make_method(about.get("method", "thinking") if about else "no-cot")
+    if flags.question_first and not isinstance(task, Rows):
+        raise ValueError(f"--question-first: {task.name} has no questions; leave it out.")
+    method = trained_method(folder, about)
     seed = flags.seed
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
@@ -73,11 +98,21 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     say_limit(about, config.max_thought_tokens)
     if about.get("task") not in (None, task.name):
         note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
-    report = evaluate(
-        engine, tokenizer, task, method, rows, config,
-        batch_size=flags.batch_size, predictions=out,
+    how = {"batch_size": flags.batch_size}
+    lines = predict(
+        engine, tokenizer, task, method, rows, config, predictions=out, **how
     )
+    report = summarise(lines, task)
     print(describe(report), flush=True)
     files = task.sources()
     figures = report.record() | ({"data_files": files} if files else {})
+    if flags.question_first:
+        moved = [question_first(example, task.suffix) for example, _ in rows]
+        again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]
+        second = predict(
+            engine, tokenizer, task, method, again, with_room(engine, again, config), **how
+        )
+        probe = became(lines, second)
+        print(describe_probe(probe), flush=True)
+        figures |= {"question_first": probe}
     return record(figures, device=str(engine.device), seed=seed), 0

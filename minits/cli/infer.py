@@ -112,15 +112,20 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
             f"{flag(asked[0])} does nothing without thoughts, and {folder} answers without them "
             "here. Leave it out, or give --think on."
         )
+    task = trained_task(folder, about)
     if prompts is None:
-        example = trained_task(folder, about).demo()
-        prompts, expected = [Prompt(None, example.prompt)], example.answer
-    ids = encode(prompts, engine, tokenizer, config, flags.file)
+        example = task.demo()
+        prompts, expected, asked = [Prompt(None, example.prompt)], example.answer, None
+    else:
+        asked = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
+    ids = encode(asked or prompts, engine, tokenizer, config, flags.file)
     plain = "" if config.think else "; plain decoding, no thoughts"
     note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
     say_limit(about, config.max_thought_tokens if config.think else None)
     if config.think and not about:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
+    if asked not in (None, prompts):
+        note(f"put after every prompt, as in training: {task.suffix!r}")
     if expected is not None:
         note("no prompt given: a built-in example")
     answers = answer_in_order(engine, tokenizer, ids, config, flags)

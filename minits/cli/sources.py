@@ -13,6 +13,7 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
 from minits.cli.flags import note
 from minits.fast.accelerate import accelerate
+from minits.methods import Method, make_method
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import Engine
 from minits.training.recipe import resolve_device
@@ -108,6 +109,16 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
         return make_task(name, spell=str, **options)
     except ValueError as error:
         raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
+
+
+def trained_method(folder: Path, about: dict[str, Any]) -> Method:
+    """How the weights in `folder` answer; a plain Qwen2.5 does not think, as in `infer`.
+
+    Its T and C are untrained copies of layers.
+    """
+    if (folder / "run.json").exists():
+        return read_run(folder)[2]
+    return make_method(about.get("method", "thinking") if about else "no-cot")
 
 
 def say_limit(about: dict[str, Any], limit: int | None) -> None:

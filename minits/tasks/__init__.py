@@ -8,12 +8,13 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from minits.settings import check_settings, flag
+from minits.tasks.gsm import Gsm
 from minits.tasks.parity import Parity
 from minits.tasks.rows import Rows
 from minits.tasks.task import Task
 from minits.tasks.vars import Vars
 
-TASKS: dict[str, type[Task]] = {"parity": Parity, "vars": Vars, "rows": Rows}
+TASKS: dict[str, type[Task]] = {"parity": Parity, "vars": Vars, "rows": Rows, "gsm": Gsm}
 
 
 def make_task(name: str, *, spell: Callable[[str], str] = flag, **options: Any) -> Task:

@@ -6,8 +6,10 @@
 Both say that "5" can be inferred from the first 26 characters on. `at` counts characters of the
 question; markers are taken out of it, and each is the place of one step, in their order.
 """
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from minits.checkpoint.download import dataset_file
 from minits.checkpoint.files import listing
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
@@ -31,15 +34,19 @@ WORDS = {str: "a text", list: "a list", int: "a whole number"}
 class RowsFile(NamedTuple):
     """What a file of rows holds."""
 
-    examples: list[Example]
+    examples: list[Any]
     about: dict[str, Any]  # for records: file, rows, skipped, sha256
 
 
 @dataclass(frozen=True)
 class Rows(Task):
-    """Finite splits, one a file. Nothing is read before an example is asked for."""
+    """Finite splits, each of a file or more. Nothing is read before an example is asked for."""
 
-    train: str | None = setting(None, "file of JSON lines to train on")
+    train: str | None = setting(
+        None,
+        "file to train on, perhaps .gz, or hf://datasets/OWNER/NAME/FILE; of the three flags each "
+        "takes several with commas between",
+    )
     valid: str | None = setting(None, "file to evaluate on, in training too (--eval-every)")
     test: str | None = setting(
         None,
@@ -54,18 +61,24 @@ class Rows(Task):
     scoring: str = setting(
         "text", "what is compared: the answer's text, or its last number", choices=tuple(SCORINGS)
     )
+    suffix: str = setting(
+        "",
+        "text after every question, a part of the prompt: with some tokens between, the last "
+        "thoughts are read before the answer begins. infer adds it, too",
+        empty=True,
+    )
     skip_bad: bool = setting(False, "pass over lines that are no rows, and count them")
 
     name: ClassVar = "rows"
-    kept: ClassVar = ("opening", "scoring")
+    kept: ClassVar = ("opening", "scoring", "suffix")
     recipes: ClassVar = USUAL | {
         ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
     }
 
     def __post_init__(self) -> None:
         for split in FILES:  # a run can be resumed and evaluated from any folder
-            if path := getattr(self, split):
-                object.__setattr__(self, split, str(Path(path).absolute()))
+            if names := getattr(self, split):
+                object.__setattr__(self, split, ",".join(files_in(names)))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -77,23 +90,33 @@ class Rows(Task):
         return {}
 
     def file(self, split: str) -> RowsFile:
-        """The file of a split, read once. Raises ValueError, naming the line, or OSError."""
+        """The rows of a split, read once. Raises ValueError, naming the line, or OSError."""
         if split not in self.files:
-            path = getattr(self, split)
-            if not path:
-                raise ValueError(f"rows has no {flag(split)} FILE: name one, of JSON lines.")
-            self.files[split] = read_rows(split, Path(path), self.row, self.skip_bad)
+            names = getattr(self, split)
+            if not names:
+                raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
+            read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
+            self.files[split] = read[0] if len(read) == 1 else together(names, read)
         return self.files[split]
 
-    def row(self, line: str) -> Example:
-        """The example in a line. Raises ValueError saying what is wrong with it."""
-        example = parse_row(line)
+    def row(self, line: str) -> Any:
+        """The example in a line, or what `example` makes one of.
+
+        Raises ValueError saying what is wrong with it.
+        """
+        return self.whole(parse_row(line))
+
+    def whole(self, example: Example) -> Example:
+        """`example` with suffix and opening. Raises ValueError if the answer has to be a number."""
         answer, opening = example.answer, self.opening.strip()
         if not answer.startswith(opening):
             answer = f"{opening} {answer}"
         if self.scoring == "number" and number_behind(opening, answer) is None:
             raise ValueError(f"--scoring number: the answer {answer!r:.100} has no number")
-        return replace(example, answer=answer)
+        return replace(example, prompt=self.asked(example.prompt), answer=answer)
+
+    def asked(self, question: str) -> str:
+        return f"{question} {self.suffix}" if self.suffix else question
 
     def demo(self) -> Example:
         try:
@@ -107,7 +130,7 @@ class Rows(Task):
     def size(self, split: str) -> int:
         return len(self.file(split).examples) if getattr(self, split) else 0
 
-    def example(self, split: str, index: int, seed: int) -> Example:
+    def example(self, split: str, index: int, seed: int | str) -> Example:
         return self.file(split).examples[index]
 
     def sources(self) -> dict[str, dict[str, Any]]:
@@ -136,40 +159,84 @@ class Rows(Task):
                 "the run has no file to evaluate on. Name one with --test FILE; with --train FILE, "
                 "what it was trained on."
             )
-        there = split == "train" or (chosen.train and Path(chosen.train).exists())
+        there = split == "train" or (chosen.train and all(map(is_there, files_in(chosen.train))))
         others = {other: None for other in FILES if other != split}
         return replace(chosen, **others | ({"train": chosen.train} if there else {})), split
 
 
-def read_rows(
-    split: str, path: Path, parse: Callable[[str], Example], skip_bad: bool
-) -> RowsFile:
-    """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
+HUB = "hf://datasets/"
+
+
+def files_in(names: str) -> list[str]:
+    """The files that a flag names: one, or several with commas between; paths made absolute."""
+    each = [names] if Path(names).exists() else names.split(",")
+    return [name if name.startswith(HUB) else str(Path(name).absolute()) for name in each]
+
+
+def is_there(name: str) -> bool:
+    """Whether a file can be read; one of the hub is fetched for that only if it is not here yet."""
+    return name.startswith(HUB) or Path(name).exists()
+
+
+def content_of(split: str, name: str) -> bytes:
+    """What a file holds, unpacked. Raises ValueError or FileNotFoundError."""
+    path = dataset_file(name.removeprefix(HUB)) if name.startswith(HUB) else Path(name)
     if not path.is_file():
         raise FileNotFoundError(
             f"{flag(split)} {path} is no file ({path.parent} holds {listing(path.parent)}). Put it "
             "back, or name another."
         )
     content = path.read_bytes()
-    examples, bad = [], []
+    if not content.startswith(b"\x1f\x8b"):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is no whole gzip file: {error}. Fetch it anew.") from error
+
+
+def together(names: str, read: list[RowsFile]) -> RowsFile:
+    """Several files as one."""
+    abouts = [about for _, about in read]
+    found = {name: sum(about[name] for about in abouts) for name in ("rows", "skipped")}
+    skipped = [about for about in abouts if about["skipped"]]
+    found |= {"first_skipped": skipped[0]["first_skipped"]} if skipped else {}
+    digest = sha256("".join(about["sha256"] for about in abouts).encode()).hexdigest()
+    examples = [example for rows, _ in read for example in rows]
+    return RowsFile(examples, {"file": names} | found | {"sha256": digest})
+
+
+def question_first(example: Example, suffix: str) -> Example:
+    """`example` with the last sentence of its question copied before it, and without gold steps.
+
+    A probe of what a model misses that reads the story before it knows what is asked.
+    """
+    question = example.prompt.removesuffix(suffix).rstrip()
+    last = re.split(r"(?<=[.!?])\s+", question)[-1]
+    return replace(example, prompt=f"{last} {example.prompt}", steps=(), values=())
+
+
+def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> RowsFile:
+    """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
+    content, examples, bad = content_of(split, name), [], []
     for number, line in enumerate(LINE_ENDS.split(content), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
-                examples.append(replace(parse(text), name=f"{path.name}, line {number}"))
+                examples.append(replace(parse(text), name=f"{Path(name).name}, line {number}"))
         except (ValueError, RecursionError) as error:  # the latter: lists in lists in lists
             bad.append(f"line {number}: {error}")
             if not skip_bad:
                 raise ValueError(
-                    f"{path}, {bad[0]}. Mend the line, or pass over such lines with --skip-bad."
+                    f"{name}, {bad[0]}. Mend the line, or pass over such lines with --skip-bad."
                 ) from error
     if not examples:
         first = f", the first: {bad[0]}" if bad else ""
         raise ValueError(
-            f"{flag(split)} {path} holds no row ({len(bad)} bad lines{first}); a row is one line: "
+            f"{flag(split)} {name} holds no row ({len(bad)} bad lines{first}); a row is one line: "
             '{"question": "…", "steps": [{"at": 3, "text": "…"}], "answer": "…"}.'
         )
-    about = {"file": str(path), "rows": len(examples), "skipped": len(bad)}
+    about = {"file": name, "rows": len(examples), "skipped": len(bad)}
     about |= {"first_skipped": bad[0]} if bad else {}
     return RowsFile(examples, about | {"sha256": sha256(content).hexdigest()})
 

@@ -67,17 +67,35 @@ class Task(Protocol):
         """Its number of examples; None: endless."""
         return None
 
-    def example(self, split: str, index: int, seed: int) -> Example:
+    def example(self, split: str, index: int, seed: int | str) -> Example:
         """Example number `index` of a split: a function of its arguments and the task's options.
 
-        Of an endless split any index and seed give another example; of a finite one the seed
-        changes nothing.
+        Of an endless split any index and seed give another example. Of a finite one they are the
+        row and, in training, a seed that is another in every epoch, which need not change anything.
         """
         ...
+
+    def prompt(self, split: str, index: int) -> str:
+        """The prompt of an example of a finite split."""
+        return self.example(split, index, 0).prompt
+
+    def asked(self, question: str) -> str:
+        """The prompt that asks a question of a user's, as training asked its own."""
+        return question
 
     def score(self, text: str, example: Example) -> dict[str, Any]:
         """`answer`: what was taken out of the generated text; `right`; and what else counts."""
         return SCORINGS[self.scoring](text, example.answer, self.opening)
+
+    def score_steps(
+        self,
+        text: str,
+        thoughts: Sequence[str] | None,  # of a model that thinks
+        example: Example,
+        right: bool,  # the answer
+    ) -> dict[str, bool | None]:
+        """What the steps that were thought, or written in `text`, say; None does not count."""
+        return {}
 
     def texts(self) -> Iterator[str] | None:
         """All texts of the training split, for a tokenizer of its own; None: that which ships."""
@@ -109,17 +127,20 @@ def describe_sources(task: Task) -> list[str]:
 def check_overlap(task: Task) -> None:
     """Raises ValueError if two finite splits share a prompt, naming both places."""
     finite = [split for split in task.splits if task.size(split)]
-    places: dict[str, dict[str, str]] = {split: {} for split in finite}
+    places: dict[str, dict[str, int]] = {split: {} for split in finite}
     for split in finite:
         for index in range(task.size(split)):
-            example = task.example(split, index, 0)
-            place = example.name or f"{split} row {index}"
-            places[split].setdefault(normalised(example.prompt), place)
+            places[split].setdefault(normalised(task.prompt(split, index)), index)
     for one, other in combinations(finite, 2):
         both = [prompt for prompt in places[one] if prompt in places[other]]
         if both:
+            there, here = (
+                task.example(split, places[split][both[0]], 0).name
+                or f"{split} row {places[split][both[0]]}"
+                for split in (other, one)
+            )
             raise ValueError(
-                f"{places[other][both[0]]} asks what {places[one][both[0]]} asks: {both[0]!r:.200} "
+                f"{there} asks what {here} asks: {both[0]!r:.200} "
                 f"({len(both)} such in {task.title(one)} and {task.title(other)}). What was seen "
                 "in training measures nothing: take the rows out of one of them."
             )

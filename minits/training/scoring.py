@@ -32,10 +32,12 @@ class Report:
     interval: tuple[float, float]
     buckets: dict[str, dict]  # "low-high" sizes -> n, accuracy, interval
     thought_accuracy: float | None  # of gold chunks, thought exactly right; None without thoughts
+    nontrivial_right: float | None  # of gold thoughts that say something, exactly right
     thoughts_all_right: float | None  # of rows, every thought right
     # Rows with a wrong thought: their number, the median of its chunk and of chunk / chunks.
     first_wrong: dict | None
     late_share: float | None  # of rows; see `known_from`
+    sharing: float | None  # of gold steps, their chunk has another one
     counts: dict[str, float]  # what else the task counts: shares of rows by name
     stopped_by_length: float
     mean_rounds: float
@@ -111,6 +113,23 @@ def evaluate(
     quiet: bool = False,
 ) -> Report:
     """Generates an answer for each of `rows` and scores it. Raises as `with_room`."""
+    how = {"batch_size": batch_size, "predictions": predictions, "quiet": quiet}
+    return summarise(predict(engine, tokenizer, task, method, rows, config, **how), task)
+
+
+def predict(
+    engine: Engine,
+    tokenizer: Tokenizer,
+    task: Task,
+    method: Method,
+    rows: Pairs,
+    config: GenerationConfig = IN_TURN,
+    *,
+    batch_size: int = 64,
+    predictions: Path | None = None,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """As `evaluate`, the lines that are summarised there: a `verdict` a row."""
     config = with_room(engine, rows, config)
     # Rows of a batch are alike in length.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
@@ -121,10 +140,14 @@ def evaluate(
         prompts = [rows[i][1].ids[: rows[i][1].prompt_length] for i in chosen]
         results |= zip(chosen, method.answer(engine, prompts, config))
     c = engine.config.chunk_size
-    lines = [verdict(task, tokenizer, c, *pair, results[i]) for i, pair in enumerate(rows)]
+    thinks = method.thinks
+    lines = [
+        {"index": i} | verdict(task, tokenizer, c, *pair, results[i], thinks)
+        for i, pair in enumerate(rows)
+    ]
     if predictions:
         write_text(predictions, "".join(json.dumps(line) + "\n" for line in lines))
-    return summarise(lines, task)
+    return lines
 
 
 def verdict(
@@ -134,23 +157,33 @@ def verdict(
     example: Example,
     row: Row,
     result: GenerationResult,
+    thinks: bool = True,
 ) -> dict[str, Any]:
     """One line of predictions: what was asked, said and thought, and what was right."""
     text = tokenizer.decode(tokenizer.without_eos(result.ids))
     score = task.score(text, example)
     thoughts = result.thought_ids
     right = [k < len(thoughts) and thoughts[k] == gold for k, gold in enumerate(row.thoughts)]
+    said = [tokenizer.decode(ids[:-1]) for ids in thoughts]
+    steps = task.score_steps(text, said if thinks else None, example, score["right"])
     return {
+        "name": example.name,
         "prompt": example.prompt,
         task.unit: example.size,
         "gold": example.answer,
         "answer": score.pop("answer"),
         "correct": score.pop("right"),
         **score,
+        **steps,
         "text": text.strip(),
-        "thoughts": [tokenizer.decode(ids[:-1]) for ids in thoughts],
+        "gold_steps": [step.text for step in example.steps],
+        "thoughts": said,
         "gold_thoughts": [tokenizer.decode(ids[:-1]) for ids in row.thoughts],
         "thoughts_right": sum(right),
+        "nontrivial_right": sum(
+            same for same, gold in zip(right, row.thoughts) if len(gold) > 1
+        ),
+        "sharing": sharing(row),
         "first_wrong": right.index(False) if False in right else None,
         "late": is_late(example, row, tokenizer, c),
         "rounds": result.rounds,
@@ -159,15 +192,24 @@ def verdict(
     }
 
 
+def sharing(row: Row) -> int:
+    """How many steps stand in a chunk with another one."""
+    chunks = [chunk for chunk, _ in row.ends]
+    return sum(chunks.count(chunk) > 1 for chunk in chunks)
+
+
 def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     """The report over lines of predictions."""
     n, right = len(lines), [line["correct"] for line in lines]
     sizes = [line[task.unit] for line in lines]
     chunks = sum(len(line["gold_thoughts"]) for line in lines)
     wrong = [line for line in lines if line["first_wrong"] is not None]
-    # What the task's score told beside `right`.
-    marks = {name for name, value in lines[0].items() if isinstance(value, bool)}
-    counted = sorted(marks - {"correct", "late"})
+    nontrivial = sum(gold != "" for line in lines for gold in line["gold_thoughts"])
+    steps = sum(len(line["gold_steps"]) for line in lines)
+    # What the task's scores told beside `right`.
+    marks = {name: 0 for line in lines for name in line if isinstance(line[name], bool)}
+    counted = sorted(marks.keys() - {"correct", "late"})
+    told = {name: [line[name] for line in lines if line[name] is not None] for name in counted}
     shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
     first_wrong = wrong and {
         "rows": len(wrong),
@@ -182,10 +224,14 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         interval=wilson(sum(right), n),
         buckets=by_size(sizes, right, task.bucket) if task.bucket else {},
         thought_accuracy=sum(line["thoughts_right"] for line in lines) / chunks if chunks else None,
+        nontrivial_right=(
+            sum(line["nontrivial_right"] for line in lines) / nontrivial if nontrivial else None
+        ),
         thoughts_all_right=1 - len(wrong) / n if chunks else None,
         first_wrong=first_wrong or None,
         late_share=late_share(line["late"] for line in lines),
-        counts={name: fmean(line[name] for line in lines) for name in counted},
+        sharing=sum(line["sharing"] for line in lines) / steps if chunks and steps else None,
+        counts={name: fmean(told[name]) for name in counted},
         stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
         mean_rounds=fmean(line["rounds"] for line in lines),
         mean_nontrivial=fmean(line["nontrivial"] for line in lines),
@@ -193,14 +239,18 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
 
 
 def by_size(sizes: Sequence[int], right: Sequence[bool], bucket: int) -> dict[str, dict]:
-    """n, accuracy and interval of the examples of 1 … bucket units, of the next `bucket`, …"""
+    """n, accuracy and interval of the examples of 1 … bucket units, of the next `bucket`, …
+
+    Of a bucket of 1: of each size.
+    """
     groups: dict[int, list[bool]] = {}
     for size, correct in zip(sizes, right):
-        groups.setdefault(max(size - 1, 0) // bucket, []).append(correct)
+        group = max(size - 1, 0) // bucket if bucket > 1 else size
+        groups.setdefault(group, []).append(correct)
     buckets = {}
     for g, found in sorted(groups.items()):
         n, interval = len(found), wilson(sum(found), len(found))
-        name = f"{g * bucket + 1}-{(g + 1) * bucket}"
+        name = f"{g * bucket + 1}-{(g + 1) * bucket}" if bucket > 1 else f"{g}"
         buckets[name] = {"n": n, "accuracy": fmean(found), "interval": interval}
     return buckets
 
@@ -213,7 +263,7 @@ def describe(report: Report) -> str:
         f"accuracy {report.accuracy:.2%} [{low:.1%}, {high:.1%}] on {report.n} samples with "
         f"{least} … {most} {report.unit} (95 % interval)"
     ]
-    lines += [f"  {name}: {share:.2%}" for name, share in report.counts.items()]
+    lines += [f"  {name.replace('_', ' ')}: {share:.2%}" for name, share in report.counts.items()]
     for name, found in report.buckets.items():
         lines.append(f"  {name:>7} {report.unit}: {found['accuracy']:7.2%} of {found['n']}")
     if report.thought_accuracy is not None:
@@ -221,6 +271,8 @@ def describe(report: Report) -> str:
             f"thoughts right: {report.thought_accuracy:.2%} of chunks; all of them in "
             f"{report.thoughts_all_right:.2%} of rows"
         )
+    if report.nontrivial_right is not None:
+        lines.append(f"thoughts that say something: {report.nontrivial_right:.2%} right")
     if report.first_wrong:
         first = report.first_wrong
         lines.append(

@@ -102,10 +102,10 @@ class SampleStream(Dataset):
         """Sample number `index`. A finite split is gone through in a new order every epoch."""
         split, seed = self.task.splits[0], self.settings.seed
         size = self.task.size(split)
-        if size:
-            epoch, place = divmod(index, size)
-            index = epoch_order(seed, epoch, size)[place]
-        return self.task.example(split, index, seed)
+        if not size:
+            return self.task.example(split, index, seed)
+        epoch, place = divmod(index, size)
+        return self.task.example(split, epoch_order(seed, epoch, size)[place], f"{seed}/{epoch}")
 
     def row(self, index: int, example: Example) -> Row:
         """Sample number `index`, encoded. Raises ValueError if the model has too few positions."""

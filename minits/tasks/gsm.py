@@ -1,0 +1,141 @@
+"""GSM: word problems, the calculations that solve them, and a number as the answer.
+
+    line -> Problem (align/problems.py) -> new numbers, perhaps (align/resample.py)
+         -> each step at its place in the question (align/rules.py) -> Example
+
+Lines of GSM8K, of iCoT's text form and of plain JSON may be mixed. A step is what stands inside
+`<<48/2=24>>`.
+"""
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar
+
+from minits.settings import setting
+from minits.supervision import OVERFLOW_SEPARATOR, Example
+from minits.tasks.align.problems import Problem, parse_problem, result
+from minits.tasks.align.resample import Template, template
+from minits.tasks.align.rules import ALIGNERS
+from minits.tasks.answers import SCORINGS, number_in
+from minits.tasks.rows import Rows, RowsFile
+from minits.tasks.task import USUAL
+
+
+@dataclass(frozen=True)
+class Gsm(Rows):
+    """Trained on the problems whose last step gives the answer; evaluated on all."""
+
+    scoring: str = setting(
+        "number", "what is compared: the answer's text, or its last number", choices=tuple(SCORINGS)
+    )
+    align: str = setting(
+        "rules",
+        "where steps stand: rules (the end of the clause that holds the last operand), end (of the "
+        "question), or given (by lines as the task rows reads them, a teacher's for instance)",
+        choices=(*ALIGNERS, "given"),
+    )
+    resample: float = setting(
+        0.0,
+        "share of the training samples whose numbers are drawn anew, of problems that allow it",
+        least=0,
+        most=1,
+    )
+
+    name: ClassVar = "gsm"
+    bucket: ClassVar = 1
+    recipes: ClassVar = USUAL | {
+        ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
+        ("*", "real"): {
+            "chunk_size": 4, "layout": "pack", "steps": 6000, "batch_size": 64, "lr": 5e-5,
+            "warmup": 40, "decay": 1.0, "max_thought_tokens": 128,
+        },
+        ("no-cot", "real"): {"steps": 4000, "lr": 3e-5},
+        ("cot", "real"): {"steps": 2000, "lr": 3e-5},
+    }
+
+    @cached_property
+    def templates(self) -> dict[int, Template | None]:
+        """Those of the training problems that were drawn so far."""
+        return {}
+
+    def file(self, split: str) -> RowsFile:
+        if split in self.files or split != "train" or self.align == "given":
+            return super().file(split)
+        rows, about = super().file(split)
+        whole = [problem for problem in rows if problem.complete]
+        if not whole:
+            raise ValueError(f"{about['file']}: no problem has a last step that gives its answer.")
+        self.files[split] = RowsFile(whole, about | {"left_out": len(rows) - len(whole)})
+        return self.files[split]
+
+    def row(self, line: str) -> Any:
+        return super().row(line) if self.align == "given" else parse_problem(line)
+
+    def prompt(self, split: str, index: int) -> str:
+        row = self.file(split).examples[index]
+        return self.asked(row.question) if isinstance(row, Problem) else row.prompt
+
+    def example(self, split: str, index: int, seed: int | str) -> Example:
+        row = self.file(split).examples[index]
+        if not isinstance(row, Problem):
+            return row
+        if split == "train" and self.resample:
+            row = self.drawn(index, row, seed)
+        steps = ALIGNERS[self.align](row)
+        example = self.whole(Example(row.question, steps, row.answer, (), len(steps), row.name))
+        if not row.complete:
+            return example
+        return replace(example, values=((example.answer.rindex(row.answer), len(steps) - 1),))
+
+    def drawn(self, index: int, problem: Problem, seed: int | str) -> Problem:
+        """The problem, perhaps with other numbers."""
+        rng = random.Random(f"{seed}/numbers/{index}")
+        if rng.random() >= self.resample:
+            return problem
+        if index not in self.templates:
+            self.templates[index] = template(problem)
+        made = self.templates[index]
+        return (made and made.draw(rng)) or problem
+
+    def score_steps(
+        self, text: str, thoughts: Sequence[str] | None, example: Example, right: bool
+    ) -> dict[str, bool | None]:
+        """Of the steps that were said: the first one's left side and result, the last result, all.
+
+        right_if_last_is: of the rows whose last result is right, whether the answer is.
+        """
+        opening = self.opening.strip()
+        before, _, answer = text.rpartition(opening) if opening else ("", "", text)
+        said = " ".join(thoughts) if thoughts is not None else before
+        gold = [step.text for step in example.steps]
+        steps = said.replace(OVERFLOW_SEPARATOR, " ").split()
+        if not gold or (thoughts is None and not steps):  # No-CoT says none
+            return dict.fromkeys(STEP_SCORES)
+        first, last = (steps or [""])[0], value((steps or [""])[-1])
+        last_right = last is not None and last == value(gold[-1])
+        found = (
+            first.partition("=")[0] == gold[0].partition("=")[0],
+            bool(steps) and value(first) == value(gold[0]),
+            last_right,
+            steps == gold,
+            None if last is None else number_in(answer) == last,
+            right if last_right else None,
+        )
+        return dict(zip(STEP_SCORES, found))
+
+
+STEP_SCORES = (
+    "first_left_side", "first_result", "last_result", "chain", "answer_is_last_result",
+    "right_if_last_is",
+)
+
+
+def value(step: str) -> Fraction | None:
+    """The result of a step that was said; None if it has none."""
+    try:
+        return result(step)
+    except ValueError:
+        return None
