@@ -14,95 +14,89 @@ class Mention(NamedTuple):
 
     start: int
     end: int
-    kind: str  # digits, percent, word (zero … twenty), fixed (half, 3/4, …) or unit (hour, …)
-    values: tuple[Fraction, ...]  # the number itself first
+    kind: str  # digits, percent, word (half, dozen, 3/4, …) or unit (hour, …)
+    values: tuple[Fraction, ...]  # what it may enter a calculation as, the plainest first
 
 
-WORDS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
-    "fifteen sixteen seventeen eighteen nineteen twenty"
-).split()
-FIXED = {
-    1: "single",
-    2: "twice double doubled couple pair both twin",
-    3: "thrice triple tripled threefold triplet",
-    4: "quadruple quadrupled",
-    12: "dozen",
-    30: "thirty",
-    40: "forty",
-    50: "fifty",
-    60: "sixty",
-    70: "seventy",
-    80: "eighty",
-    90: "ninety",
-    100: "hundred",
-    1000: "thousand",
-    1000000: "million",
-    1000000000: "billion",
-}
-PARTS = {
-    2: "half halve halved",
-    3: "third",
-    4: "quarter fourth",
-    5: "fifth",
-    6: "sixth",
-    7: "seventh",
-    8: "eighth",
-    9: "ninth",
-    10: "tenth",
-}
-UNITS = {
-    "second": (60, 3600, 2),
-    "minute": (60,),
-    "hour": (60, 24, 3600),
-    "day": (24, 7, 365),
-    "week": (7, 5, 52),
-    "weekday": (5,),
-    "weekend": (2,),
-    "month": (30, 12, 4, 31),
-    "year": (12, 365, 52),
-    "decade": (10,),
-    "century": (100,),
-    "inch": (12,),
-    "foot": (12, 3),
-    "feet": (12, 3),
-    "yard": (3, 36),
-    "pound": (16,),
-    "ounce": (16,),
-    "gallon": (4, 16),
-    "quart": (4,),
-    "pint": (2,),
-    "cent": (100,),
-    "penny": (100,),
-    "dollar": (100,),
-    "dime": (10,),
-    "nickel": (5,),
-    "meter": (100, 1000),
-    "kilometer": (1000,),
-    "km": (1000,),
-    "gram": (1000,),
-    "kilogram": (1000,),
-    "kg": (1000,),
-    "liter": (1000,),
-    "ml": (1000,),
-}
+def table(lines: str) -> dict[str, tuple[Fraction, ...]]:
+    """The numbers of each word, from lines of a number and its words."""
+    found: dict[str, tuple[Fraction, ...]] = {}
+    for line in lines.strip().splitlines():
+        number, *words = line.split()
+        for word in words:
+            found[word] = (*found.get(word, ()), Fraction(number))
+    return found
 
 
-# word -> kind, values
-NAMES: dict[str, tuple[str, tuple[Fraction, ...]]] = {
-    **{word: ("unit", tuple(map(Fraction, values))) for word, values in UNITS.items()},
-    **{word: ("word", (Fraction(value),)) for value, word in enumerate(WORDS)},
-    **{
-        word: ("fixed", (Fraction(value),))
-        for value, words in FIXED.items()
-        for word in words.split()
-    },
-    **{
-        word: ("fixed", (Fraction(1, n), Fraction(n), Fraction(n - 1, n)))
-        for n, words in PARTS.items()
-        for word in words.split()
-    },
-}
+WORDS = table("""
+    0 zero
+    1 one single
+    2 two twice double doubled couple pair both twin
+    3 three thrice triple tripled threefold triplet
+    4 four quadruple quadrupled
+    5 five
+    6 six
+    7 seven
+    8 eight
+    9 nine
+    10 ten
+    11 eleven
+    12 twelve dozen
+    13 thirteen
+    14 fourteen
+    15 fifteen
+    16 sixteen
+    17 seventeen
+    18 eighteen
+    19 nineteen
+    20 twenty
+    30 thirty
+    40 forty
+    50 fifty
+    60 sixty
+    70 seventy
+    80 eighty
+    90 ninety
+    100 hundred
+    1000 thousand
+    1000000 million
+    1000000000 billion
+""")
+PARTS = table("""
+    2 half halve halved
+    3 third
+    4 quarter fourth
+    5 fifth
+    6 sixth
+    7 seventh
+    8 eighth
+    9 ninth
+    10 tenth
+""")
+UNITS = table("""
+    2 second weekend pint
+    3 foot feet yard
+    4 month gallon quart
+    5 weekday week nickel
+    7 day week
+    10 decade dime
+    12 month year inch foot feet
+    16 pound ounce gallon
+    24 hour day
+    30 month
+    36 yard
+    52 week year
+    60 second minute hour
+    100 century cent penny dollar meter
+    365 day year
+    1000 meter kilometer km gram kilogram kg liter ml
+    3600 second hour
+""")
+NAMES = (
+    {word: ("unit", values) for word, values in UNITS.items()}
+    | {word: ("word", values) for word, values in WORDS.items()}
+    | {word: ("word", (1 / n, n, 1 - 1 / n)) for word, (n,) in PARTS.items()}
+)
 
 
 def forms(kind: str, number: Fraction) -> tuple[Fraction, ...]:
@@ -132,8 +126,8 @@ def mentions(text: str) -> list[Mention]:
         start, end = match.span()
         together = joined(found[-1], text[found[-1].end : start], kind, values[0]) if found else ()
         if together:
-            found[-1] = found[-1]._replace(kind="fixed")
-            kind, values = "fixed", values + together
+            found[-1] = found[-1]._replace(kind="word")
+            kind, values = "word", values + together
         found.append(Mention(start, end, kind, values))
     return found
 
@@ -142,7 +136,7 @@ def joined(before: Mention, gap: str, kind: str, number: Fraction) -> tuple[Frac
     """What two neighbours say together: "3/4", "two thirds", "twenty-five", "2 and a half"."""
     if gap == "/" and number:
         return (before.values[0] / number,)
-    if gap not in JOINTS or before.kind == "unit" or kind not in ("word", "fixed"):
+    if gap not in JOINTS or before.kind == "unit" or kind != "word":
         return ()
     # "two hundred fifty": what the first two say together takes part, but no longer chain, as
     # the number of values would double with every word.

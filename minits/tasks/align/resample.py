@@ -1,29 +1,31 @@
 """New numbers for a problem: the question's are drawn anew, steps and answer are computed again.
 
-    Tom has 3 bags of six pens.   3*6=18      a problem
-    Tom has a bags of b pens.     a*b         its template
-    Tom has 5 bags of four pens.  5*4=20      a draw
+    Tom has 3 bags of 6 pens, Ann three.   3*6=18   a problem
+    Tom has a bags of b pens, Ann three.   a*b      its template
+    Tom has 5 bags of 4 pens, Ann three.   5*4=20   a draw
 
 A problem is a template if each operand of its steps has exactly one source: a number of the
 question, an earlier result, or a constant (a half, 60 minutes an hour, …). Where one number has
-two sources, nobody knows which of them it must follow.
+two sources, nobody knows which of them it must follow. Numbers in words stay as they are: "the
+three of them" counts what the story lists.
 """
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
 from minits.tasks.align.arithmetic import evaluate, fixed, spelled, tokens_of
-from minits.tasks.align.mentions import FREE, WORDS, Mention, forms, mentions
+from minits.tasks.align.mentions import FREE, Mention, forms, mentions
 from minits.tasks.align.problems import Problem, result
 
 TRIES = 100  # draws until one fits: division without rest, results above zero, …
 DECIMALS = 4  # that a number of the text may have where it enters a step: "4.5%" as 0.045
 ROUND = (1000, 500, 100, 50, 10, 5)  # what is at least four times one of these stays a multiple
+DIGITS = re.compile(r"[\d,.]*\d", re.ASCII)
 NO_AMOUNT = re.compile("[^\\W_]|[:/#]")  # what stands beside the digits of "5pm", "7:30", "#2"
-DIGITS = re.compile(r"[\d,]*\.?\d+", re.ASCII)
 
 
 class Variable(NamedTuple):
@@ -95,19 +97,21 @@ class Template:
 def template(problem: Problem) -> Template | None:
     """The template of a problem; None if it has none."""
     variables: dict[tuple[str, Fraction], Variable] = {}
-    constants = set(FREE)
-    amounts = []
+    places: list[tuple[Mention, tuple[str, Fraction]]] = []
+    words: set[Fraction] = set()
+    units = set(FREE)
     for mention in mentions(problem.question):
-        if not is_amount(mention, problem.question):
-            constants.update(mention.values)
-            continue
-        kind = "percent" if mention.kind == "percent" else "digits"
-        key = kind, mention.values[0]
-        decimals = decimals_of(problem.question[mention.start : mention.end])
-        if key in variables:
-            decimals = min(decimals, variables[key].decimals)
-        variables[key] = Variable(*key, decimals)
-        amounts.append((mention, key))
+        if is_amount(mention, problem.question):
+            key = mention.kind, mention.values[0]
+            decimals = decimals_of(problem.question[mention.start : mention.end])
+            if key in variables:
+                decimals = min(decimals, variables[key].decimals)
+            variables[key] = Variable(*key, decimals)
+            places.append((mention, key))
+        else:
+            (units if mention.kind == "unit" else words).update(mention.values)
+        if mention.kind == "percent":
+            words.update((Fraction(1), Fraction(100)))  # of the whole
     sources = [forms(*key) for key in variables]
     steps = []
     try:
@@ -116,46 +120,44 @@ def template(problem: Problem) -> Template | None:
             value = result(step)
             if evaluate(left) != value or not problem.complete:
                 return None
-            tokens = tuple(traced_back(token, sources, constants) for token in left)
+            tokens = tuple(traced_back(token, sources, words, units) for token in left)
             steps.append((tokens, decimals_of(spelled(value, DECIMALS))))
             sources.append((value,))
     except ValueError:
         return None
     order = list(variables)
     used = {token.source for left, _ in steps for token in left if isinstance(token, Operand)}
-    places = tuple((mention, order.index(key)) for mention, key in amounts)
-    places = tuple(place for place in places if place[1] in used)
-    if not places:
-        return None
-    return Template(problem, tuple(variables.values()), places, tuple(steps))
+    kept = tuple((m, order.index(key)) for m, key in places if order.index(key) in used)
+    return Template(problem, tuple(variables.values()), kept, tuple(steps)) if kept else None
 
 
 def is_amount(mention: Mention, question: str) -> bool:
     """Whether another number could stand there."""
     beside = question[: mention.start][-1:] + question[mention.end :][:1]
-    if mention.kind not in ("digits", "percent", "word") or NO_AMOUNT.search(beside):
-        return False
-    return mention.values[0] > 0
+    return mention.kind in ("digits", "percent") and mention.values[0] > 0 and not NO_AMOUNT.search(beside)
 
 
 def traced_back(
-    token: str, sources: Sequence[tuple[Fraction, ...]], constants: set[Fraction]
+    token: str,
+    sources: Sequence[tuple[Fraction, ...]],
+    words: set[Fraction],
+    units: set[Fraction],  # of which only those numbers are meant that are not known otherwise
 ) -> str | Operand:
     """What a token of a step follows. Raises ValueError if nothing is known, or more than one."""
     if not token[-1].isdigit():
         return token  # an operator
     number = Fraction(token)
-    found: list[str | Operand] = [
+    found = [
         Operand(source, form)
         for source, values in enumerate(sources)
         for form, value in enumerate(values)
         if value == number
     ]
-    if number in constants:
-        found.append(token)
-    if len(found) != 1:
-        raise ValueError(f"{token} has {len(found)} sources")
-    return found[0]
+    if len(found) + (number in words) > 1:
+        raise ValueError(f"{token} may stand for two things")
+    if not found and number not in words | units:
+        raise ValueError(f"{token} comes from nowhere")
+    return found[0] if found else token
 
 
 def nearby(old: Variable, rng: random.Random) -> Fraction:
@@ -166,27 +168,20 @@ def nearby(old: Variable, rng: random.Random) -> Fraction:
     least, most = amount // unit // 2, amount // unit * 2
     if old.kind == "percent" and old.number < 100:
         most = min(most, (100 * scale - 1) // unit)
-    return Fraction(rng.randint(max(least, 1), most) * unit, scale)
+    least = max(least, 2 if unit == scale else 1)  # "1 apples" is no English
+    return Fraction(rng.randint(least, most) * unit, scale)
 
 
 def rewritten(old: str, number: Fraction) -> str:
-    """The number in place of the one in `old`, and in its form. Raises ValueError if it has none."""
-    digits = DIGITS.match(old)
-    if not digits:
-        if number >= len(WORDS):
-            raise ValueError(f"{number} is not written in a word here")
-        word = WORDS[int(number)]
-        return word.capitalize() if old[0].isupper() else word
-    new = fixed(number, decimals_of(digits[0]))
-    if "," in old:
-        whole, point, rest = new.partition(".")
-        new = f"{int(whole):,}{point}{rest}"
-    return new + old[digits.end() :]
+    """`old` with another number in the same form. Raises ValueError if that has more decimals."""
+    comma = "," if "," in old else ""
+    new = f"{Decimal(fixed(number, decimals_of(old))):{comma}f}"
+    return DIGITS.sub(new, old, count=1)
 
 
 def decimals_of(text: str) -> int:
-    """How many decimals the number at the beginning of a text has."""
-    return len(re.match(r"[\d,]*\.?(\d*)", text)[1]) if "." in text else 0
+    """How many decimals the number in a text has."""
+    return len(DIGITS.search(text)[0].partition(".")[2])
 
 
 def positive(value: Fraction, decimals: int) -> str:
