@@ -134,7 +134,9 @@ def template(problem: Problem) -> Template | None:
 def is_amount(mention: Mention, question: str) -> bool:
     """Whether another number could stand there."""
     beside = question[: mention.start][-1:] + question[mention.end :][:1]
-    return mention.kind in ("digits", "percent") and mention.values[0] > 0 and not NO_AMOUNT.search(beside)
+    if mention.kind not in ("digits", "percent") or NO_AMOUNT.search(beside):
+        return False
+    return mention.values[0] > 0
 
 
 def traced_back(

@@ -12,13 +12,14 @@ import json
 import os
 import re
 import time
-import unicodedata
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from huggingface_hub import InferenceClient
 from tqdm import tqdm
@@ -28,6 +29,9 @@ from minits.tasks.align.problems import Problem
 
 KEY = "MINITS_TEACHER_KEY"  # environment variable
 STRAIGHT = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
+CHARACTER = re.compile("\\s+|\\S[\u0300-\u036f]*")  # a run of blanks, or a letter with its accents
+UNBROKEN = re.compile(r"[\w$](?:[\w,.:/'\u2019-]*[\w%])?")  # a word or number: no marker inside
+MAX_TOKENS = 4096  # of a reply
 PROMPT = f"""\
 You get a word problem and the calculations that solve it, as JSON. Find out how early a reader who \
 goes from left to right can do each calculation: right after the words that bring the last number or \
@@ -86,6 +90,7 @@ def align_with_teacher(
     rows = dict(enumerate(map(content_hash, problems)))
     replies = read_replies(path, rows)
     todo = [row for row in rows if row not in replies]
+    # Without any key the client would send that of the hub, which is no business of the endpoint.
     client = InferenceClient(base_url=url, api_key=os.environ.get(KEY) or "none", timeout=timeout)
     unanswered = 0
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(threads) as pool:
@@ -170,7 +175,9 @@ def ask(
         if attempt:
             time.sleep(wait * 2 ** (attempt - 1))
         try:
-            answer = client.chat_completion(messages(problem), model=model, temperature=0)
+            answer = client.chat_completion(
+                messages(problem), model=model, temperature=0, max_tokens=MAX_TOKENS
+            )
             return answer.choices[0].message.content or "", ""
         except Exception as error:
             # The client, its network library and what it makes of a strange body have errors of
@@ -194,14 +201,29 @@ def judged(problem: Problem, reply: str) -> tuple[tuple[Step, ...], str]:
     if steps != list(problem.steps):
         return (), "steps: they are not those of the problem"
     try:
-        plain, placed = parse_marked(normal(marked), steps)
+        plain, placed = parse_marked(marked, steps)
     except ValueError as error:
         return (), f"markers: {error}"
-    original = normal(problem.question)
-    if squeezed(plain) != squeezed(original):
+    said_characters, said_ends = characters(plain)
+    own_characters, own_ends = characters(problem.question)
+    if said_characters != own_characters:
         return (), "question: it is not the problem's"
-    # Characters but blanks are the same in both, one by one.
-    places = [match.end() for match in re.finditer(r"\S", original)]
+    inside = [match.span() for match in UNBROKEN.finditer(problem.question)]
+    moved = []
     for step in placed:
-        pass
-    return placed, ""
+        read = bisect_right(said_ends, step.position)  # blank-free characters before the marker
+        at = own_ends[read - 1] if read else 0
+        if not read or any(start < at < end for start, end in inside):
+            return (), f"place: {step.text} stands within a word or number, or before the text"
+        moved.append(Step(at, step.text))
+    return tuple(moved), ""
+
+
+def characters(text: str) -> tuple[str, list[int]]:
+    """The normalised text, and the end in `text` of each of its characters that is no blank."""
+    normal, ends = "", []
+    for match in CHARACTER.finditer(text):
+        normal += " " if match[0].isspace() else normalize("NFC", match[0].translate(STRAIGHT))
+        if not match[0].isspace():
+            ends.append(match.end())
+    return normal.strip(), ends
