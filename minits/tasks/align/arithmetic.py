@@ -1,74 +1,61 @@
 """Exact arithmetic on texts such as "(75/100)*40%": + - * / % and parentheses, nothing else."""
+import ast
 import re
-from collections.abc import Sequence
-from decimal import Decimal
 from fractions import Fraction
-from operator import add, mul, sub, truediv
+from operator import add, mul, neg, pos, sub, truediv
 
-NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
-TOKEN = re.compile(NUMBER + r"|[-+*/()%]", re.ASCII)
-# How strongly an operator binds, and what it does.
-OPERATORS = {"+": (1, add), "-": (1, sub), "*": (2, mul), "/": (2, truediv)}
+NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
+TOKEN = re.compile(NUMBER.pattern + "|[-+*/()%]")
+PERCENT = re.compile(f"({NUMBER.pattern})(%?)")
+LONGEST = 500  # characters of a calculation; Python's parser recurses
+OPERATIONS = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+    ast.UAdd: pos,
+    ast.USub: neg,
+}
 
 
 def tokens_of(text: str) -> list[str]:
-    """Numbers and operators. Raises ValueError if there is any other thing."""
+    """Numbers and operators. Raises ValueError if there is any other thing, or too much."""
     tokens = TOKEN.findall(text)
-    if "".join(tokens) != text:
-        raise ValueError(f"{text!r:.100} is no calculation of numbers, + - * / % and ( )")
+    if "".join(tokens) != text or len(text) > LONGEST:
+        raise ValueError(
+            f"{text!r:.100} is no calculation of numbers, + - * / % and ( ) in at most {LONGEST} "
+            "characters"
+        )
     return tokens
 
 
-def evaluate(tokens: Sequence[str | Fraction]) -> Fraction:
-    """The value of a calculation. Raises ValueError if it has none."""
-    rest = list(reversed(tokens))
+def evaluate(text: str) -> Fraction:
+    """The value of a calculation, by Python's own grammar. Raises ValueError if it has none."""
+    tokens_of(text)
+    whole = PERCENT.sub(lambda match: f"({Fraction(match[1]) / (100 if match[2] else 1)})", text)
     try:
-        value = expression(rest, 0)
-    except (IndexError, ZeroDivisionError, RecursionError) as error:
-        raise ValueError(f"the calculation has no value: {error}") from error
-    if rest:
-        raise ValueError(f"{rest[-1]} stands where the calculation has ended")
-    return value
+        return value(ast.parse(whole, mode="eval").body)
+    except ZeroDivisionError as error:
+        raise ValueError(f"{text!r:.100} divides by zero") from error
+    except (SyntaxError, KeyError, AttributeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text!r:.100} is no whole calculation") from error
 
 
-def expression(rest: list[str | Fraction], least: int) -> Fraction:
-    """Takes what binds more strongly than `least` off the end of `rest`."""
-    value = operand(rest)
-    while rest and rest[-1] in OPERATORS:
-        strength, operation = OPERATORS[rest[-1]]
-        if strength <= least:
-            break
-        rest.pop()
-        value = operation(value, expression(rest, strength))
-    return value
+def value(node: ast.expr) -> Fraction:
+    """Raises KeyError for any other operation (**, //), AttributeError for what is none: "2(3)"."""
+    if isinstance(node, ast.Constant):
+        return Fraction(node.value)
+    sides = (side for side in ast.iter_child_nodes(node) if isinstance(side, ast.expr))
+    return OPERATIONS[type(node.op)](*map(value, sides))
 
 
-def operand(rest: list[str | Fraction]) -> Fraction:
-    """Takes a number, or what stands in parentheses, with its signs, off the end of `rest`."""
-    token = rest.pop()
-    if token == "-":
-        return -operand(rest)
-    if token == "(":
-        value = expression(rest, 0)
-        if rest.pop() != ")":
-            raise ValueError("a parenthesis is not closed")
-    else:
-        value = Fraction(token)  # raises ValueError for an operator
-    while rest and rest[-1] == "%":
-        rest.pop()
-        value /= 100
-    return value
-
-
-def fixed(value: Fraction, decimals: int) -> str:
-    """The number with so many decimals: "2.50". Raises ValueError if it has more."""
-    text = f"{Decimal(int(value * 10**decimals)).scaleb(-decimals):f}"
-    if Fraction(text) != value:
-        raise ValueError(f"{value} has more than {decimals} decimals")
-    return text
-
-
-def spelled(value: Fraction, decimals: int) -> str:
-    """The number without zeros at its end: "2.5". Raises ValueError if it has more decimals."""
-    text = fixed(value, decimals)
-    return text.rstrip("0").rstrip(".") if "." in text else text
+def spelled(number: Fraction, decimals: int, zeros: bool = False) -> str:
+    """ "2.5" for 5/2, with `zeros` "2.50". Raises ValueError if it has more decimals than that."""
+    scaled = number * 10**decimals
+    if scaled.denominator > 1:
+        raise ValueError(f"{number} has more than {decimals} decimals")
+    digits = str(abs(scaled.numerator)).rjust(decimals + 1, "0")
+    text = "-" * (number < 0) + digits[: len(digits) - decimals]
+    behind = digits[len(digits) - decimals :]
+    behind = behind if zeros else behind.rstrip("0")
+    return f"{text}.{behind}" if behind else text

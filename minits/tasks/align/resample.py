@@ -17,9 +17,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-from minits.tasks.align.arithmetic import evaluate, fixed, spelled, tokens_of
+from minits.tasks.align.arithmetic import evaluate, spelled, tokens_of
 from minits.tasks.align.mentions import FREE, Mention, forms, mentions
-from minits.tasks.align.problems import Problem, result
+from minits.tasks.align.problems import Problem
 
 TRIES = 100  # draws until one fits: division without rest, results above zero, …
 DECIMALS = 4  # that a number of the text may have where it enters a step: "4.5%" as 0.045
@@ -82,7 +82,7 @@ class Template:
                 if isinstance(token, Operand):
                     token = positive(sources[token.source][token.form], DECIMALS)
                 written += token
-            value = evaluate(tokens_of(written))
+            value = evaluate(written)
             answer = positive(value, decimals)
             steps.append(f"{written}={answer}")
             sources.append((value,))
@@ -91,7 +91,7 @@ class Template:
             new += old[end : mention.start]
             new += rewritten(old[mention.start : mention.end], numbers[variable])
             end = mention.end
-        return Problem(new + old[end:], tuple(steps), answer, self.problem.line)
+        return Problem(new + old[end:], tuple(steps), answer, self.problem.name)
 
 
 def template(problem: Problem) -> Template | None:
@@ -116,11 +116,11 @@ def template(problem: Problem) -> Template | None:
     steps = []
     try:
         for step in problem.steps:
-            left = tokens_of(step.rpartition("=")[0])
-            value = result(step)
+            left, _, right = step.rpartition("=")
+            value = evaluate(right)
             if evaluate(left) != value or not problem.complete:
                 return None
-            tokens = tuple(traced_back(token, sources, words, units) for token in left)
+            tokens = tuple(traced_back(token, sources, words, units) for token in tokens_of(left))
             steps.append((tokens, decimals_of(spelled(value, DECIMALS))))
             sources.append((value,))
     except ValueError:
@@ -177,7 +177,7 @@ def nearby(old: Variable, rng: random.Random) -> Fraction:
 def rewritten(old: str, number: Fraction) -> str:
     """`old` with another number in the same form. Raises ValueError if that has more decimals."""
     comma = "," if "," in old else ""
-    new = f"{Decimal(fixed(number, decimals_of(old))):{comma}f}"
+    new = f"{Decimal(spelled(number, decimals_of(old), zeros=True)):{comma}f}"
     return DIGITS.sub(new, old, count=1)
 
 

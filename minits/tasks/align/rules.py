@@ -17,7 +17,6 @@ from minits.tasks.align.arithmetic import NUMBER
 from minits.tasks.align.mentions import FREE, mentions
 from minits.tasks.align.problems import Problem, result
 
-OPERAND = re.compile(NUMBER, re.ASCII)
 CLAUSE_END = re.compile(
     r"[,.;:?!](?=\s|$)|(?=\s(?:and|but|while|then|so|because|if|when|after|before|which|who)\s)"
 )
@@ -45,7 +44,7 @@ def place(problem: Problem) -> list[tuple[int, list[int | None]]]:
     at = 0
     for step in problem.steps:
         operands: list[int | None] = []
-        for number in OPERAND.findall(step.rpartition("=")[0]):
+        for number in NUMBER.findall(step.rpartition("=")[0]):
             places = known.get(Fraction(number), [None])
             # Each mention is meant once, as long as there are others of the same number.
             operands.append(places.pop(0) if len(places) > 1 else places[0])
