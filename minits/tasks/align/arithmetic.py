@@ -1,0 +1,61 @@
+"""Exact arithmetic on texts such as "(75/100)*40%": + - * / % and parentheses, nothing else."""
+import ast
+import re
+from fractions import Fraction
+from operator import add, mul, neg, pos, sub, truediv
+
+NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
+TOKEN = re.compile(NUMBER.pattern + "|[-+*/()%]")
+PERCENT = re.compile(f"({NUMBER.pattern})(%?)")
+LONGEST = 500  # characters of a calculation; Python's parser recurses
+OPERATIONS = {
+    ast.Add: add,
+    ast.Sub: sub,
+    ast.Mult: mul,
+    ast.Div: truediv,
+    ast.UAdd: pos,
+    ast.USub: neg,
+}
+
+
+def tokens_of(text: str) -> list[str]:
+    """Numbers and operators. Raises ValueError if there is any other thing, or too much."""
+    tokens = TOKEN.findall(text)
+    if "".join(tokens) != text or len(text) > LONGEST:
+        raise ValueError(
+            f"{text!r:.100} is no calculation of numbers, + - * / % and ( ) in at most {LONGEST} "
+            "characters"
+        )
+    return tokens
+
+
+def evaluate(text: str) -> Fraction:
+    """The value of a calculation, by Python's own grammar. Raises ValueError if it has none."""
+    tokens_of(text)
+    whole = PERCENT.sub(lambda match: f"({Fraction(match[1]) / (100 if match[2] else 1)})", text)
+    try:
+        return value(ast.parse(whole, mode="eval").body)
+    except ZeroDivisionError as error:
+        raise ValueError(f"{text!r:.100} divides by zero") from error
+    except (SyntaxError, KeyError, AttributeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{text!r:.100} is no whole calculation") from error
+
+
+def value(node: ast.expr) -> Fraction:
+    """Raises KeyError for any other operation (**, //), AttributeError for what is none: "2(3)"."""
+    if isinstance(node, ast.Constant):
+        return Fraction(node.value)
+    sides = (side for side in ast.iter_child_nodes(node) if isinstance(side, ast.expr))
+    return OPERATIONS[type(node.op)](*map(value, sides))
+
+
+def spelled(number: Fraction, decimals: int, zeros: bool = False) -> str:
+    """ "2.5" for 5/2, with `zeros` "2.50". Raises ValueError if it has more decimals than that."""
+    scaled = number * 10**decimals
+    if scaled.denominator > 1:
+        raise ValueError(f"{number} has more than {decimals} decimals")
+    digits = str(abs(scaled.numerator)).rjust(decimals + 1, "0")
+    text = "-" * (number < 0) + digits[: len(digits) - decimals]
+    behind = digits[len(digits) - decimals :]
+    behind = behind if zeros else behind.rstrip("0")
+    return f"{text}.{behind}" if behind else text

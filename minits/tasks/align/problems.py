@@ -1,0 +1,110 @@
+"""Word problems with their calculations, one a line, in forms that may be mixed:
+
+    {"question": "…", "answer": "She sold 48/2 = <<48/2=24>>24 clips.\n#### 24"}        GSM8K
+    question||<<48/2=24>> <<48+24=72>> #### 72                                          iCoT
+    {"question": "…", "cot": "<<48/2=24>> <<48+24=72>>", "answer": "72"}                GSM8K-Aug
+    {"question": "…", "steps": ["48/2=24", "<<48+24=72>>"], "answer": "72"}             plain
+"""
+import json
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from minits.tasks.align.arithmetic import evaluate
+from minits.tasks.answers import NUMBER, number_in
+from minits.tasks.rows import WORDS, once
+
+STEP = re.compile("<<(.*?)>>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A question, its calculations in order ("48/2=24"), and its answer, a plain number ("72")."""
+
+    question: str
+    steps: tuple[str, ...]
+    answer: str
+    name: str = ""  # where it was read, for errors
+
+    @property
+    def complete(self) -> bool:
+        """Whether the steps lead to the answer: it is the last one's result."""
+        try:
+            return bool(self.steps) and result(self.steps[-1]) == number_in(self.answer)
+        except ValueError:
+            return False
+
+
+def result(step: str) -> Fraction:
+    """The number behind the equals sign. Raises ValueError if there is another thing."""
+    return evaluate(step.rpartition("=")[2])
+
+
+def parse_problem(text: str) -> Problem:
+    """The problem in a line of any of the forms. Raises ValueError saying what is wrong."""
+    if text.lstrip().startswith("{"):
+        row = parse_object(text)
+    else:
+        question, found, answer = text.rpartition("||")
+        if not found:
+            raise ValueError("neither a JSON object nor question||<<steps>> #### answer")
+        row = {"question": question, "answer": answer}
+    question, solved = (member(row, key, str) for key in ("question", "answer"))
+    if not question.strip():
+        raise ValueError("the question is empty")
+    if wrong := re.search("[\0\ud800-\udfff]", question):
+        raise ValueError(f"{wrong[0]!r} is no character of a text")
+    solution, found, answer = solved.rpartition("####")
+    if "steps" in row or "cot" in row:
+        key = "steps" if "steps" in row else "cot"
+        solution = member(row, key, str, list)
+    elif not found:
+        raise ValueError("there is no #### before the answer, and no key 'steps' or 'cot'")
+    return Problem(question.strip(), steps_of(solution), plain_number(answer))
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """A JSON object. Raises ValueError if it is none, or holds a key twice."""
+    try:
+        return json.loads(text, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg} at character {error.colno}") from error
+
+
+def member(row: dict[str, Any], key: str, *kinds: type) -> Any:
+    """The value of a key. Raises ValueError if it is missing or of another kind."""
+    if key not in row:
+        raise ValueError(f"there is no {key!r} among the keys {', '.join(row):.100}")
+    if not isinstance(row[key], kinds):
+        wanted = " or ".join(WORDS[kind] for kind in kinds)
+        raise ValueError(f"{key!r} is {json.dumps(row[key]):.100}, not {wanted}")
+    return row[key]
+
+
+def steps_of(solution: str | list[Any]) -> tuple[str, ...]:
+    """What stands inside << >>; in a list, an entry without them is a step itself."""
+    steps = []
+    for text in [solution] if isinstance(solution, str) else solution:
+        if not isinstance(text, str):
+            raise ValueError(f"a step is {json.dumps(text):.100}, not a text")
+        if re.search("<<|>>", STEP.sub("", text)):
+            raise ValueError(f"<< and >> are not in pairs in {text!r:.100}")
+        steps += STEP.findall(text) or ([] if text is solution else [text])
+    return tuple(map(plain_step, steps))
+
+
+def plain_step(step: str) -> str:
+    """A step without blanks, commas and dollar signs."""
+    plain = re.sub(r"[\s,$]", "", step)
+    if not re.fullmatch("[^=].*=[^=]+", plain):
+        raise ValueError(f"{step!r:.100} is no calculation such as 48/2=24")
+    return plain
+
+
+def plain_number(answer: str) -> str:
+    """A number without thousands commas, currency and full stop. Raises ValueError for others."""
+    number = answer.strip().rstrip(".")
+    if not NUMBER.fullmatch(number) or number_in(number) is None:
+        raise ValueError(f"the answer {answer.strip()!r:.100} is no number")
+    return re.sub("[,$€£¥]", "", number).replace("\u2212", "-")
