@@ -1,10 +1,13 @@
 """Thinking States, the paper's method: thoughts while reading, from T and C."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.methods.method import Method
+from minits.fast.flat_batch import FlatBatch
+from minits.methods.method import Method, Stage
 from minits.settings import setting
 from minits.supervision import Example, Row, encode_example, steps_to_tokens
 from minits.thinking import ThinkingConfig
@@ -17,10 +20,22 @@ class Thinking(Method):
     one_per_chunk: bool = setting(
         False, "thinking: a step whose chunk has one already goes to the next chunk"
     )
+    warm_up: int = setting(
+        0,
+        "thinking: steps at the start in which T learns, from plain text without labels, to say "
+        "the next chunk's tokens",
+        least=0,
+    )
 
     name: ClassVar = "thinking"
     title: ClassVar = "Thinking States"
     thinks: ClassVar = True
+
+    def stages(self, steps: int) -> tuple[Stage, ...]:
+        if not self.warm_up:
+            return super().stages(steps)
+        first = min(self.warm_up, steps)
+        return Stage("T's warm-up", first), *super().stages(steps - first)
 
     def encode(
         self,
@@ -33,7 +48,26 @@ class Thinking(Method):
         if self.one_per_chunk:
             _, offsets = tokenizer.encode_with_offsets(example.prompt)
             example = one_step_a_chunk(example, offsets, config.chunk_size)
-        return encode_example(example, tokenizer, config, name)
+        row = encode_example(example, tokenizer, config, name)
+        return saying_the_next_chunk(row, config) if self.warm_up and stage == 0 else row
+
+    def collate(self, rows: Sequence[Row], config: ThinkingConfig, **how: Any) -> FlatBatch:
+        batch = super().collate(rows, config, **how)
+        if all(row.prompt_length == len(row.ids) for row in rows):  # T's warm-up: no answers
+            return replace(batch, state_at=torch.full_like(batch.state_at, -1))
+        return batch
+
+
+def saying_the_next_chunk(row: Row, config: ThinkingConfig) -> Row:
+    """Prompt and answer as one plain text, the thought after a chunk the next one's tokens.
+
+    For T's warm-up, an addition to the paper: T learns to say several tokens from one H.
+    """
+    text, c = row.ids[:-1], config.chunk_size
+    # A chunk that has a next one is complete once all but the text's last token are read.
+    following = [text[start : start + c] for start in range(c, len(text), c)]
+    thoughts = [[*ids[: config.max_thought_tokens], config.thought_end] for ids in following]
+    return Row(text, prompt_length=len(text), thoughts=thoughts, name=row.name)
 
 
 def one_step_a_chunk(example: Example, offsets: Sequence[tuple[int, int]], c: int) -> Example:
