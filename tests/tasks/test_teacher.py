@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import threading
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ ROWS = [
     "Ann has 3 cats and 5 dogs. How many pets?||<<3+5=8>> #### 8",
     "A café sells 2 cakes at $2.50 each. Pay?||<<2*2.5=5>> #### 5",
 ]
-PROBLEMS = [parse_problem(row, line) for line, row in enumerate(ROWS, 1)]
+PROBLEMS = [parse_problem(row) for row in ROWS]
 
 
 def marked(problem: Problem) -> str:
@@ -38,7 +39,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.reply, self.asked, self.seen = reply, 0, []
         self.lock = threading.Lock()
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
     @property
     def url(self) -> str:
@@ -51,13 +52,16 @@ class Handler(BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.asked += 1
             number = self.server.asked
-            self.server.seen.append((self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+            self.server.seen.append(
+                (self.path, {k.lower(): v for k, v in self.headers.items()}, body)
+            )
         question = json.loads(body["messages"][-1]["content"])["question"]
         status, reply = self.server.reply(number, question)
         message = {"role": "assistant", "content": reply}
         content = {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
         content |= {"id": "1", "created": 1, "model": "m", "system_fingerprint": ""}
         content |= {"usage": {"completion_tokens": 1, "prompt_tokens": 1, "total_tokens": 2}}
+        content = content if status == 200 else {"error": {"message": reply}}
         data = json.dumps(content).encode()
         try:
             self.send_response(status)
@@ -92,7 +96,7 @@ def serve():
 
 def align(server: Server | str, out, problems=PROBLEMS, **given) -> Counter[str]:
     url = server if isinstance(server, str) else server.url
-    options = {"threads": 2, "timeout": 5.0, "wait": 0.01, "silent": True} | given
+    options = {"threads": 2, "timeout": 5.0, "wait": 0.01} | given
     return align_with_teacher(problems, out, url=url, model="m", **options)
 
 
@@ -128,21 +132,100 @@ def test_good_replies_become_rows_in_order_and_are_not_asked_again(serve, tmp_pa
     assert server.asked == 3 and out.read_bytes() == before
 
 
-def test_another_problem_in_its_place_is_asked(serve, tmp_path):
+def test_what_was_answered_is_found_again_wherever_it_stands(serve, tmp_path):
     server, out = serve(good), tmp_path / "rows.jsonl"
     align(server, out, PROBLEMS[:2])
-    assert align(server, out, [PROBLEMS[0], PROBLEMS[2]]) == {"accepted": 2}
+    more = [PROBLEMS[2], PROBLEMS[1], PROBLEMS[0], PROBLEMS[2]]
+    assert align(server, out, more) == {"accepted": 4}
     assert server.asked == 3
-    assert [row["question"] for row in lines(out)] == [PROBLEMS[i].question for i in (0, 2)]
+    assert [row["question"] for row in lines(out)] == [problem.question for problem in more]
 
 
-def test_a_line_cut_short_is_asked_again(serve, tmp_path):
+@pytest.mark.parametrize("content", ["my notes\n", None])
+def test_a_file_of_other_rows_is_not_overwritten(serve, tmp_path, content):
+    server, out = serve(good), tmp_path / "rows.jsonl"
+    if content:
+        out.write_text(content)
+    else:
+        align(server, out, PROBLEMS[:2])
+    before, asked = out.read_bytes(), server.asked
+    with pytest.raises(ValueError, match="rows.jsonl holds other rows.*Nothing is overwritten"):
+        align(server, out, PROBLEMS[1:])
+    assert out.read_bytes() == before and server.asked == asked
+
+
+def test_a_line_cut_short_by_a_kill_is_asked_again(serve, tmp_path):
     server, out = serve(good), tmp_path / "rows.jsonl"
     align(server, out)
+    out.unlink()
     path = tmp_path / "rows.jsonl.replies.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
     assert align(server, out) == {"accepted": 3}
-    assert server.asked == 4 and len(replies(out)) == 3
+    assert server.asked == 4 and len(replies(out)) == len(lines(out)) == 3
+
+
+def test_a_call_that_is_killed_goes_on_where_it_was(serve, tmp_path):
+    problems = [Problem(f"A {i}. B?", ("1+1=2",), "2", f"row {i}") for i in range(9)]
+    held = threading.Event()
+
+    def reply(number: int, question: str) -> tuple[int, str]:
+        if number > 4:
+            held.wait(20)
+        return 200, json.dumps({"question": question + "<T>", "steps": ["1+1=2"]})
+
+    server, out = serve(reply), tmp_path / "rows.jsonl"
+    path = tmp_path / "rows.jsonl.replies.jsonl"
+    child = multiprocessing.get_context("fork").Process(
+        target=align, args=(server, out, problems), daemon=True
+    )
+    child.start()
+    for _ in range(1000):
+        if path.exists() and len(path.read_bytes().splitlines()) == 4:
+            break
+        time.sleep(0.01)
+    child.kill()
+    child.join()
+    held.set()
+    kept = replies(out)
+    assert len(kept) == 4 and not out.exists()
+    before = server.asked
+    assert align(server, out, problems) == {"accepted": 9}
+    assert server.asked == before + 5 and replies(out)[:4] == kept
+    assert [row["question"] for row in lines(out)] == [problem.question for problem in problems]
+
+
+def test_a_line_that_is_no_reply_is_named(serve, tmp_path):
+    (tmp_path / "rows.jsonl.replies.jsonl").write_text('{"digest": "a", "reply": ""}\n[]\n')
+    with pytest.raises(ValueError, match="replies.jsonl, line 2: no reply"):
+        align("http://localhost", tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://localhost", "Qwen/Qwen2.5-7B"])
+def test_what_is_no_url_is_refused(tmp_path, url):
+    with pytest.raises(ValueError, match="--teacher-url.*http"):
+        align(url, tmp_path / "rows.jsonl")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["se\ncret", "s\u00e9cret"])
+def test_a_key_that_cannot_be_is_refused_and_not_shown(tmp_path, monkeypatch, key):
+    monkeypatch.setenv("MINITS_TEACHER_KEY", key)
+    with pytest.raises(ValueError, match="MINITS_TEACHER_KEY") as caught:
+        align("http://localhost", tmp_path / "rows.jsonl")
+    assert "cret" not in str(caught.value)
+
+
+def test_an_endpoint_that_shows_the_key_does_not_get_it_into_a_file(serve, tmp_path, monkeypatch):
+    monkeypatch.setenv("MINITS_TEACHER_KEY", "secret\n")
+    server, out = (
+        serve(lambda number, question: (401, "no such key: secret")),
+        tmp_path / "rows.jsonl",
+    )
+    with pytest.raises(ConnectionError, match="no such key") as caught:
+        align(server, out, PROBLEMS[:1])
+    assert server.seen[0][1]["authorization"] == "Bearer secret"
+    assert "secret" not in str(caught.value)
+    assert "secret" not in "".join(path.read_text() for path in tmp_path.iterdir())
 
 
 def test_the_hubs_own_key_is_not_sent(serve, tmp_path, monkeypatch):
@@ -182,10 +265,15 @@ FIRST = Q.index(" He")  # the end of the first sentence
         (Q.replace("Tom’s", "Tom<T>'s"), S, "place"),
         ("<T>" + Q, S, "place"),
         (5, S, "form"),
+        (Q + " <T>" + "<T>", S * 2, "steps"),
     ],
 )
 def test_what_is_accepted_and_what_is_rejected(question, steps, expected):
-    reply = "Here it is:\n```json\n" + json.dumps({"question": question, "steps": steps}) + "\n```"
+    reply = (
+        "<think>{1}</think>Here it is:\n```json\n"
+        + json.dumps({"question": question, "steps": steps})
+        + "\n```"
+    )
     placed, reason = judged(PROBLEMS[0], reply)
     if isinstance(expected, int):
         assert (placed, reason) == ((Step(expected, S[0]),), "")
@@ -213,6 +301,24 @@ def test_steps_keep_their_order():
     reply = {"question": "A 1.<T> B 2. C?<T>", "steps": list(problem.steps)}
     placed, _ = judged(problem, json.dumps(reply))
     assert placed == (Step(4, "1+1=2"), Step(12, "2+2=4"))
+    reply["steps"].reverse()
+    assert judged(problem, json.dumps(reply))[1].startswith("steps:")
+
+
+@pytest.mark.parametrize("own", ["caf\u00e9s are 2", "cafe\u0301s are 2"])
+def test_a_marker_behind_an_accent_is_within_the_word(own):
+    problem = Problem(own, ("1+1=2",), "2")
+    for said in ("cafe\u0301<T>s are 2", "caf\u00e9<T>s are 2"):
+        reply = json.dumps({"question": said, "steps": ["1+1=2"]})
+        assert judged(problem, reply)[1].startswith("place:")
+
+
+def test_a_question_that_holds_a_marker_of_its_own_is_never_written():
+    problem = Problem("What is <T>?", ("1+1=2",), "2")
+    reply = json.dumps({"question": problem.question, "steps": ["1+1=2"]})
+    assert judged(problem, reply)[1].startswith("question:")
+    with pytest.raises(ValueError, match="holds <T>"):
+        teacher.row_line(problem.question, (), "2")
 
 
 def test_a_bad_reply_is_kept_with_its_reason_and_not_asked_again(serve, tmp_path):

@@ -11,37 +11,41 @@ only if it is the question and the steps exactly, but for markers, blanks and th
 import json
 import os
 import re
-import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from threading import Event
 from typing import Any
 from unicodedata import normalize
 
-from huggingface_hub import InferenceClient
 from tqdm import tqdm
 
+from minits.checkpoint.files import write_text
 from minits.supervision import MARKER, Step, parse_marked
 from minits.tasks.align.problems import Problem
 
 KEY = "MINITS_TEACHER_KEY"  # environment variable
 STRAIGHT = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
-CHARACTER = re.compile("\\s+|\\S[\u0300-\u036f]*")  # a run of blanks, or a letter with its accents
-UNBROKEN = re.compile(r"[\w$](?:[\w,.:/'\u2019-]*[\w%])?")  # a word or number: no marker inside
-MAX_TOKENS = 4096  # of a reply
+ACCENTS = "\u0300-\u036f"  # as characters of their own
+CHARACTER = re.compile(f"\\s+|\\S[{ACCENTS}]*")  # a run of blanks, or a letter with its accents
+LETTER = f"\\w{ACCENTS}"
+# A word or number: no marker inside.
+UNBROKEN = re.compile(f"[{LETTER}$](?:[{LETTER},.:/'\u2019-]*[{LETTER}%])?")
+MAX_TOKENS = 2048  # of a reply; endpoints count it into the context that they have
 PROMPT = f"""\
-You get a word problem and the calculations that solve it, as JSON. Find out how early a reader who \
-goes from left to right can do each calculation: right after the words that bring the last number or \
-relation that it needs, be it from the text or from an earlier calculation.
+You get a word problem and the calculations that solve it, as JSON. Find out how early a reader
+who goes from left to right can do each calculation: right after the words that bring the last
+number or relation that it needs, be it from the text or from an earlier calculation.
 
 Answer with one JSON object of two keys and nothing else:
 "question": the problem, copied character by character, with {MARKER} put in at those places;
 "steps": the calculations, copied as they are.
 
-There is exactly one {MARKER} for each calculation, in the same order; several may stand side by \
+There is exactly one {MARKER} for each calculation, in the same order; several may stand side by
 side. None stands within a word or a number. Mend nothing: no spelling, no quotes, no arithmetic."""
 EXAMPLES = (
     (
@@ -75,83 +79,128 @@ def align_with_teacher(
     url: str,  # of the endpoint, such as http://localhost:8000/v1
     model: str,  # the name that the endpoint knows it by
     threads: int = 8,
-    timeout: float = 120.0,  # seconds that one reply may take
+    timeout: float = 120.0,  # seconds that the endpoint may be silent
     tries: int = 5,  # a problem, before it counts as unanswered
     wait: float = 1.0,  # seconds before the second try; doubled before each further one
-    silent: bool = False,  # no progress bar
 ) -> Counter[str]:
     """Asks for all problems and writes `out`. Returns how many problems went each way, by reason.
 
     A problem that was answered, well or badly, is not asked again by a later call. Raises
+    ValueError for a URL, a key or a file that cannot be, or if `out` holds rows of another making;
     ConnectionError if none of as many problems in a row as there are threads was answered.
     """
-    out = Path(out)
+    chat, out = endpoint(url, model, timeout), Path(out)
     path = out.with_name(out.name + ".replies.jsonl")
-    rows = dict(enumerate(map(content_hash, problems)))
-    replies = read_replies(path, rows)
-    todo = [row for row in rows if row not in replies]
-    # Without any key the client would send that of the hub, which is no business of the endpoint.
-    client = InferenceClient(base_url=url, api_key=os.environ.get(KEY) or "none", timeout=timeout)
-    unanswered = 0
+    replies = read_replies(path)
+    if out.exists() and not set(lines_of(out)) <= set(accepted(problems, replies).split("\n")):
+        raise ValueError(
+            f"{out} holds other rows than {path.name} gives for these problems. Nothing is "
+            "overwritten: take it away, or name another file."
+        )
+    todo = {digest(each): each for each in problems if digest(each) not in replies}
+    in_a_row, stop = 0, Event()
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(threads) as pool:
-        asked = {pool.submit(ask, client, model, problems[row], tries, wait): row for row in todo}
+        asked = {pool.submit(ask, chat, todo[each], tries, wait, stop): each for each in todo}
         try:
             done = as_completed(asked)
-            for future in tqdm(done, "teacher", len(todo), unit="problem", disable=silent):
-                row = asked[future]
-                reply, error = future.result()
-                unanswered = unanswered + 1 if error else 0
-                reason = error or judged(problems[row], reply)[1]
-                said = {"row": row, "hash": rows[row], "model": model}
-                said |= {"reply": reply, "reason": reason}
-                file.write(json.dumps(said, ensure_ascii=False) + "\n")
+            for future in tqdm(done, "teacher", len(todo), unit="problem", disable=None):
+                problem, (reply, error) = todo[asked[future]], future.result()
+                reason = error or judged(problem, reply)[1]
+                said = {"problem": problem.name, "digest": asked[future], "model": model}
+                file.write(json.dumps(said | {"reply": reply, "reason": reason}) + "\n")
                 file.flush()
-                replies[row] = said
-                if unanswered >= min(threads, len(todo)):
+                in_a_row = in_a_row + 1 if error else 0
+                if not error:
+                    replies[asked[future]] = reply
+                elif in_a_row >= min(threads, len(todo)):
                     raise ConnectionError(
-                        f"{url} answered none of the last {unanswered} problems: {error}. What was "
+                        f"{url} answered none of the last {in_a_row} problems: {error}. What was "
                         f"answered so far is kept in {path}; see to the endpoint and run it again."
                     )
         finally:
+            stop.set()
             pool.shutdown(cancel_futures=True)
-            write_accepted(problems, replies, out)
-    return Counter(replies[row]["reason"].partition(":")[0] or "accepted" for row in replies)
+            write_text(out, accepted(problems, replies))
+    reasons = (reason for _, _, reason in verdicts(problems, replies))
+    return Counter(reason.partition(":")[0] or "accepted" for reason in reasons)
 
 
-def content_hash(problem: Problem) -> str:
-    content = json.dumps([problem.question, problem.steps, problem.answer])
-    return sha256(content.encode()).hexdigest()[:16]
+def teacher_key() -> str:
+    """The key of the endpoint, which is sent there and never written. Raises ValueError."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):  # an error about it would show it
+        raise ValueError(f"{KEY} holds characters that no key has; set it again.")
+    return key
 
 
-def read_replies(path: Path, rows: dict[int, str]) -> dict[int, dict[str, Any]]:
-    """What was answered before, by row; a line that was cut short by a kill is taken away."""
-    content = path.read_bytes() if path.exists() else b""
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        path.write_bytes(whole)
-    replies = map(json.loads, whole.decode().split("\n")[:-1])
-    return {
-        said["row"]: said
-        for said in replies
-        if rows.get(said["row"]) == said["hash"] and said["reply"] is not None
-    }
+def endpoint(url: str, model: str, timeout: float) -> Callable[..., Any]:
+    """What sends a chat to the teacher. Raises ValueError for a URL or key that cannot be."""
+    from huggingface_hub import InferenceClient  # half a second that nothing else needs
+
+    if not re.match("https?://", url):  # the client would take it for a model of the hub
+        raise ValueError(f"--teacher-url {url}: must begin with http:// or https://.")
+    # Without any key the client would send that of the hub, which is no business of the endpoint.
+    client = InferenceClient(base_url=url, api_key=teacher_key() or "none", timeout=timeout)
+    return partial(client.chat_completion, model=model, temperature=0, max_tokens=MAX_TOKENS)
 
 
-def write_accepted(
-    problems: Sequence[Problem], replies: dict[int, dict[str, Any]], out: Path
-) -> None:
-    """The rows that were accepted, in order, under a temporary name first."""
-    temporary = out.with_name(out.name + ".tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        for row in sorted(replies):
-            if replies[row]["reason"]:
-                continue
-            problem = problems[row]
-            steps, _ = judged(problem, replies[row]["reply"])
-            placed = [{"at": step.position, "text": step.text} for step in steps]
-            line = {"question": problem.question, "steps": placed, "answer": problem.answer}
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    temporary.replace(out)
+def digest(problem: Problem) -> str:
+    """What a problem is found again by, wherever it stands."""
+    return sha256(spoken(problem.question, problem.steps).encode()).hexdigest()[:16]
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+
+
+def read_replies(path: Path) -> dict[str, str]:
+    """What was answered before, by digest. Raises ValueError naming a line that is no reply.
+
+    A last line that was cut short by a kill is taken away.
+    """
+    if not path.exists():
+        return {}
+    content = path.read_bytes()
+    os.truncate(path, content.rfind(b"\n") + 1)
+    replies = {}
+    for number, line in enumerate(lines_of(path), 1):
+        try:
+            said = json.loads(line)
+            replies[said["digest"]] = said["reply"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number}: no reply of a teacher. Take the line out, or name another "
+                "--out."
+            ) from error
+    return {key: reply for key, reply in replies.items() if reply is not None}
+
+
+def verdicts(
+    problems: Sequence[Problem], replies: dict[str, str]
+) -> Iterator[tuple[Problem, tuple[Step, ...], str]]:
+    """(problem, its steps placed, why it was rejected) of each problem."""
+    for problem in problems:
+        reply = replies.get(digest(problem))
+        steps, reason = ((), "no reply") if reply is None else judged(problem, reply)
+        yield problem, steps, reason
+
+
+def accepted(problems: Sequence[Problem], replies: dict[str, str]) -> str:
+    """The rows that were accepted, as lines in the order of the problems."""
+    return "".join(
+        row_line(problem.question, steps, problem.answer)
+        for problem, steps, reason in verdicts(problems, replies)
+        if not reason
+    )
+
+
+def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
+    """A line as the task `rows` reads it. Raises ValueError for a question that it would not."""
+    if MARKER in question:
+        raise ValueError(f"the question {question!r:.100} holds {MARKER}, which marks steps.")
+    placed = [{"at": step.position, "text": step.text} for step in steps]
+    row = {"question": question, "steps": placed, "answer": answer}
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def messages(problem: Problem) -> list[dict[str, str]]:
@@ -168,17 +217,15 @@ def spoken(question: str, steps: Sequence[str]) -> str:
 
 
 def ask(
-    client: InferenceClient, model: str, problem: Problem, tries: int, wait: float
+    chat: Callable[..., Any], problem: Problem, tries: int, wait: float, stop: Event
 ) -> tuple[str | None, str]:
-    """(reply, "") or, after so many tries, (None, why there is none)."""
+    """(reply, "") or, after so many tries or once `stop` is set, (None, why there is none)."""
+    said = ""
     for attempt in range(tries):
-        if attempt:
-            time.sleep(wait * 2 ** (attempt - 1))
+        if attempt and stop.wait(wait * 2 ** (attempt - 1)):
+            break
         try:
-            answer = client.chat_completion(
-                messages(problem), model=model, temperature=0, max_tokens=MAX_TOKENS
-            )
-            return answer.choices[0].message.content or "", ""
+            return chat(messages(problem)).choices[0].message.content or "", ""
         except Exception as error:
             # The client, its network library and what it makes of a strange body have errors of
             # their own, without a common ancestor.
@@ -186,11 +233,13 @@ def ask(
             status = getattr(getattr(error, "response", None), "status_code", 500)
             if status < 500 and status not in (408, 429):
                 break  # wrong key, no such model: waiting does not help
+    said = said.replace(teacher_key() or KEY, KEY)  # some endpoints show the key that they refuse
     return None, f"no reply: {said:.300}"
 
 
 def judged(problem: Problem, reply: str) -> tuple[tuple[Step, ...], str]:
     """(steps placed in the problem's own question, "") or ((), why the reply is rejected)."""
+    reply = reply.rpartition("</think>")[2]  # some models think aloud first
     try:
         said = json.loads(reply[reply.find("{") : reply.rfind("}") + 1])
         marked, steps = said["question"], said["steps"]
