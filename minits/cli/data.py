@@ -1,22 +1,29 @@
 """`run.py data`: an example of a task as the model sees it, and what the supervision is like."""
+import argparse
 import sys
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from minits.checkpoint.download import checkpoint_of, resolve
+from minits.checkpoint.files import present, write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
 from minits.cli.flags import Output, add_flags, note, take
-from minits.cli.sources import trained_task
+from minits.cli.sources import trained_method, trained_task
+from minits.methods.thinking import Thinking
 from minits.settings import setting
-from minits.supervision import Example, Row, encode_example, render_marked
+from minits.supervision import Example, Row, render_marked
 from minits.tasks import TASKS, Task, make_task, options_of
+from minits.tasks.align.problems import Problem
+from minits.tasks.align.teacher import align_with_teacher, row_line
+from minits.tasks.gsm import Gsm
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
+from minits.training.scoring import sharing
 
 WORDS = "show an example of a task with its chunks, markers and targets"
 OPTIONS = ("task",)
@@ -41,44 +48,76 @@ class DataFlags(Output):
     )
     ops: int | None = setting(None, "length of the example shown; default: 4", least=0, most=10**5)
     seed: int = setting(0, "seed of the examples")
-    index: int = setting(0, "which example of the stream to show", least=0)
+    split: str | None = setting(None, "which examples; default: those that are trained on")
+    index: int = setting(0, "which example of the split to show", least=0)
     samples: int = setting(500, "examples that the statistics are over", least=1)
+    out: str | None = setting(
+        None, "new file for the whole split, as JSON lines that the task rows reads"
+    )
+    teacher_url: str | None = setting(
+        None,
+        "OpenAI-compatible endpoint, such as http://localhost:8000/v1, whose model places the "
+        "steps (gsm); --out takes those that it copied exactly, OUT.replies.jsonl all replies, and "
+        "the same call goes on after an interruption. MINITS_TEACHER_KEY in the environment is "
+        "the key, if it needs one",
+    )
+    teacher_model: str | None = setting(None, "the name that the endpoint knows its model by")
+    teacher_threads: int = setting(8, "problems that the endpoint gets at a time", least=1)
 
 
-add_arguments = partial(add_flags, config=DataFlags)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All flags of the command."""
+    add_flags(parser, DataFlags)
+    # T's warm-up has other targets for some time, but none that would be shown here.
+    options = parser.add_argument_group("options of the method thinking")
+    add_flags(options, Thinking, omit=("warm_up",))
 
 
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Shows one example as the model sees it, and statistics of the supervision."""
     flags = take(given, DataFlags)
-    task, tokenizer, config = described(flags, given)
+    check_out(flags)
+    task, method, tokenizer, config = described(flags, given)
     check_overlap(task)
-    split, c = task.splits[0], config.chunk_size
+    split, c = flags.split or task.splits[0], config.chunk_size
+    if split not in task.splits:
+        raise ValueError(f"--split {split}: {task.name} has {', '.join(task.splits)}.")
+    counts = {}
+    if flags.teacher_url:
+        task, counts = taught(task, split, flags)
     size = task.size(split) or sys.maxsize
     if flags.index >= size:
         raise ValueError(f"--index {flags.index}: there are {size} examples, from 0 on.")
+    if flags.out and not counts:
+        write_rows(task, split, flags)
     example = task.sized(flags.ops).example(split, flags.index, flags.seed)
-    row = encode_example(example, tokenizer, config, example.name or f"example {flags.index}")
+    row = method.encode(example, tokenizer, config, example.name or f"example {flags.index}")
     show(example, row, tokenizer, c)
     numbers = range(min(flags.samples, size))
     many = [task.example(split, i, flags.seed) for i in numbers]
     rows = [
-        encode_example(each, tokenizer, config, each.name or f"example {i}")
+        method.encode(each, tokenizer, config, each.name or f"example {i}")
         for i, each in zip(numbers, many)
     ]
     figures = statistics(rows)
     marks = [is_late(*pair, tokenizer, c) for pair in zip(many, rows)]
     figures |= {"late_share": late_share(marks)}
-    late = figures["late_share"]
+    late, shared = figures["late_share"], figures["sharing"]
     print(
         f"{task.title(split)}, {figures['samples']} examples: {figures['tokens_mean']:.0f} tokens "
         f"and {figures['chunks_mean']:.1f} complete chunks a row, "
         f"{figures['nontrivial_share']:.1%} of thoughts non-trivial, the longest of "
         f"{figures['thought_tokens_max']} tokens; "
+        f"{'' if shared is None else f'{shared:.1%} of steps share a chunk with another; '}"
         f"{'' if late is None else f'late thoughts in {late:.1%} of rows; '}"
         f"{figures['steps_without_target']} steps without a target",
         flush=True,
     )
+    coverage = task.coverage(split, len(many))
+    if coverage:
+        shares = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in coverage.items())
+        print(", ".join(shares), flush=True)
+    figures |= {"coverage": coverage} | ({"teacher": counts} if counts else {})
     figures |= {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}
     files = task.sources()
     for line in describe_sources(task):
@@ -86,13 +125,68 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return figures | ({"data_files": files} if files else {}), 0
 
 
-def described(flags: DataFlags, given: dict[str, Any]) -> tuple[Task, Tokenizer, ThinkingConfig]:
-    """Task, tokenizer and limits: of the training that --model names, where no flag says otherwise.
+def check_out(flags: DataFlags) -> None:
+    """Raises ValueError or FileNotFoundError where --out cannot be written, or is missing."""
+    if flags.teacher_url and not (flags.teacher_model and flags.out):
+        raise ValueError("--teacher-url needs --teacher-model NAME and --out FILE beside it.")
+    out = Path(flags.out or ".")
+    if not out.absolute().parent.is_dir():
+        raise FileNotFoundError(
+            f"--out {out}: its folder does not exist; make it first, or name another file."
+        )
+    # What a teacher wrote may grow; align_with_teacher looks whether it did.
+    if flags.out and present(out) and not flags.teacher_url:
+        raise ValueError(f"--out {out} exists. Nothing is overwritten: name another file.")
 
-    given: options of the task.
+
+def write_rows(task: Task, split: str, flags: DataFlags) -> None:
+    """Writes a split to --out, questions without suffix and answers without opening.
+
+    Raises ValueError for a split without an end.
+    """
+    size, opening = task.size(split), task.opening.strip()
+    if size is None:
+        raise ValueError(f"--out: the examples of {task.name} have no end; leave it out.")
+    lines = []
+    for example in (task.example(split, i, flags.seed) for i in range(size)):
+        question = example.prompt.removesuffix(task.asked(""))
+        answer = example.answer.removeprefix(f"{opening} " if opening else "")
+        lines.append(row_line(question, example.steps, answer))
+    write_text(Path(flags.out), "".join(lines))
+    note(f"{len(lines)} rows of {task.title(split)}: {flags.out}")
+
+
+def taught(task: Task, split: str, flags: DataFlags) -> tuple[Task, dict[str, int]]:
+    """(the task with a split's steps placed by a teacher, how many problems went which way).
+
+    Raises ValueError if the task has no problems, or if none was accepted; else as
+    `align_with_teacher`.
+    """
+    problems = task.file(split).examples if isinstance(task, Gsm) else [None]
+    if not isinstance(problems[0], Problem):
+        raise ValueError(
+            f"--teacher-url: the steps of {task.name} have their places; a teacher gives them to "
+            "those of gsm, without --align given."
+        )
+    how = {"url": flags.teacher_url, "model": flags.teacher_model, "threads": flags.teacher_threads}
+    counts = align_with_teacher(problems, flags.out, **how)
+    ways = ", ".join(f"{number} {reason}" for reason, number in counts.most_common())
+    print(f"{flags.teacher_model}, {len(problems)} problems: {ways}", flush=True)
+    if not counts["accepted"]:
+        raise ValueError(f"no reply was accepted; {flags.out}.replies.jsonl holds the reasons.")
+    return replace(task, align="given", **{split: flags.out}), dict(counts)
+
+
+def described(
+    flags: DataFlags, given: dict[str, Any]
+) -> tuple[Task, Thinking, Tokenizer, ThinkingConfig]:
+    """What the supervision hangs on: as in the training of --model, where no flag says otherwise.
+
+    given: options of task and method.
     """
     name = "parity" if flags.task is None else flags.task
-    usual, about, folder = {}, {}, None
+    usual, about, folder, method = {}, {}, None, Thinking()
+    options = {each.name: given.pop(each.name) for each in fields(Thinking) if each.name in given}
     if flags.model != "tiny":
         source = resolve(flags.model, flags.revision)
         folder = checkpoint_of(source)
@@ -100,6 +194,8 @@ def described(flags: DataFlags, given: dict[str, Any]) -> tuple[Task, Tokenizer,
     if about:
         trained = trained_task(source, about, flags.task)
         name, usual = trained.name, options_of(trained)
+        of_run = trained_method(source, about)
+        method = of_run if isinstance(of_run, Thinking) else method
     elif name in TASKS:
         usual = TASKS[name].data_options
     task = make_task(name, **(usual | given))
@@ -109,7 +205,8 @@ def described(flags: DataFlags, given: dict[str, Any]) -> tuple[Task, Tokenizer,
         tokenizer = tiny_tokenizer(task.texts())
     c = flags.chunk_size or about.get("chunk_size", 8)
     limit = flags.max_thought_tokens or about.get("max_thought_tokens", 64)
-    return task, tokenizer, ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id, limit)
+    config = ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id, limit)
+    return task, replace(method, **options), tokenizer, config
 
 
 def show(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> None:
@@ -132,6 +229,7 @@ def show(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> None:
 def statistics(rows: list[Row]) -> dict[str, Any]:
     """What the supervision of `rows` is like."""
     thoughts = [thought for row in rows for thought in row.thoughts]
+    steps = sum(len(row.ends) for row in rows)
     nontrivial = sum(len(thought) > 1 for thought in thoughts)
     return {
         "samples": len(rows),
@@ -139,5 +237,6 @@ def statistics(rows: list[Row]) -> dict[str, Any]:
         "chunks_mean": fmean(len(row.thoughts) for row in rows),
         "nontrivial_share": nontrivial / max(len(thoughts), 1),
         "thought_tokens_max": max(map(len, thoughts), default=0),
+        "sharing": sum(map(sharing, rows)) / steps if steps else None,
         "steps_without_target": sum(row.without_target for row in rows),
     }

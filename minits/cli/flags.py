@@ -18,6 +18,8 @@ IDLE = (
     ("batch_size", "stream", True),
     ("stream", "json", True),
     ("table", "json", True),
+    ("teacher_model", "teacher_url", None),
+    ("teacher_threads", "teacher_url", None),
 )
 
 

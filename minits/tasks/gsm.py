@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
+from statistics import fmean
 from typing import Any, ClassVar
 
 from minits.settings import setting
 from minits.supervision import OVERFLOW_SEPARATOR, Example
 from minits.tasks.align.problems import Problem, parse_problem, result
 from minits.tasks.align.resample import Template, template
-from minits.tasks.align.rules import ALIGNERS
+from minits.tasks.align.rules import ALIGNERS, traced
 from minits.tasks.answers import SCORINGS, number_in
 from minits.tasks.rows import Rows, RowsFile
 from minits.tasks.task import USUAL
@@ -89,6 +90,21 @@ class Gsm(Rows):
         if not row.complete:
             return example
         return replace(example, values=((example.answer.rindex(row.answer), len(steps) - 1),))
+
+    def coverage(self, split: str, n: int) -> dict[str, float]:
+        rows, about = self.file(split)
+        problems = [row for row in rows[:n] if isinstance(row, Problem)]
+        if not problems:
+            return {}
+        left_out = about.get("left_out", 0)
+        # Of each step, whether all of its operands were found.
+        steps = [found == there for problem in problems for found, there in traced(problem)]
+        made = [template(problem) is not None for problem in problems]
+        return {
+            "steps_traced": fmean(steps or [0]),
+            "problems_with_a_template": fmean(made),
+            "rows_left_out": left_out / (len(rows) + left_out),  # of the whole split
+        }
 
     def drawn(self, index: int, problem: Problem, seed: int | str) -> Problem:
         """The problem, perhaps with other numbers."""

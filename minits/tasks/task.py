@@ -105,6 +105,10 @@ class Task(Protocol):
         """The files that examples were read from, by split. A resumed run must find the same."""
         return {}
 
+    def coverage(self, split: str, n: int) -> dict[str, float]:
+        """Shares that `data` tells of a split's first n examples, beside those of any task."""
+        return {}
+
     def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
         """(task, split) that `eval` looks at, given the options among its flags."""
         return replace(self, **given), self.splits[-1]

@@ -7,9 +7,9 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from teacher_server import Server, serving
 
 from minits.supervision import Step
 from minits.tasks.align import teacher
@@ -30,68 +30,15 @@ def marked(problem: Problem) -> str:
     return json.dumps({"question": question, "steps": problem.steps})
 
 
-class Server(ThreadingHTTPServer):
-    """Answers with what `reply` makes of (number of the request, question)."""
-
-    daemon_threads = True
-
-    def __init__(self, reply):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.reply, self.asked, self.seen = reply, 0, []
-        self.lock = threading.Lock()
-        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.asked += 1
-            number = self.server.asked
-            self.server.seen.append(
-                (self.path, {k.lower(): v for k, v in self.headers.items()}, body)
-            )
-        question = json.loads(body["messages"][-1]["content"])["question"]
-        status, reply = self.server.reply(number, question)
-        message = {"role": "assistant", "content": reply}
-        content = {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
-        content |= {"id": "1", "created": 1, "model": "m", "system_fingerprint": ""}
-        content |= {"usage": {"completion_tokens": 1, "prompt_tokens": 1, "total_tokens": 2}}
-        content = content if status == 200 else {"error": {"message": reply}}
-        data = json.dumps(content).encode()
-        try:
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-        except OSError:  # who asked has gone
-            pass
-
-    def log_message(self, *args):
-        pass
-
-
 def good(number: int, question: str) -> tuple[int, str]:
     return 200, next(marked(problem) for problem in PROBLEMS if problem.question == question)
 
 
 @pytest.fixture
 def serve():
-    servers = []
-
-    def start(reply) -> Server:
-        servers.append(Server(reply))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    """What starts a server with a reply to (number of the request, question)."""
+    with serving() as start:
+        yield lambda reply: start(lambda n, said: reply(n, json.loads(said)["question"]))
 
 
 def align(server: Server | str, out, problems=PROBLEMS, **given) -> Counter[str]:
