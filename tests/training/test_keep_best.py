@@ -159,9 +159,11 @@ def test_steps_done_again_after_a_crash_do_not_compete_again(tmp_path, monkeypat
     again = begin(tmp_path, **KEEPING)
     assert (again.done, again.best_step, again.best_accuracy) == (0, 9, 0.5)
     found = []
-    monkeypatch.setattr(loop, "describe", lambda report: found.append(best_in(tmp_path)) or "")
+    monkeypatch.setattr(
+        loop, "describe", lambda _: found.append((again.best_step, *best_in(tmp_path))) or ""
+    )
     train(again, silent)
-    assert found == [["step-000009"]] * 3
+    assert found == [(9, "step-000009")] * 3
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), RuntimeError("some of rust's")])
