@@ -11,15 +11,16 @@ three of them" counts what the story lists.
 """
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
-from minits.tasks.align.arithmetic import evaluate, spelled, tokens_of
+from minits.tasks.align.arithmetic import NUMBER, evaluate, tokens_of
 from minits.tasks.align.mentions import FREE, Mention, forms, mentions
-from minits.tasks.align.problems import Problem
+from minits.tasks.align.problems import Problem, result
 
 TRIES = 100  # draws until one fits: division without rest, results above zero, …
 DECIMALS = 4  # that a number of the text may have where it enters a step: "4.5%" as 0.045
@@ -96,54 +97,56 @@ class Template:
 
 def template(problem: Problem) -> Template | None:
     """The template of a problem; None if it has none."""
-    variables: dict[tuple[str, Fraction], Variable] = {}
-    places: list[tuple[Mention, tuple[str, Fraction]]] = []
-    words: set[Fraction] = set()
-    units = set(FREE)
-    for mention in mentions(problem.question):
-        if is_amount(mention, problem.question):
-            key = mention.kind, mention.values[0]
-            decimals = decimals_of(problem.question[mention.start : mention.end])
-            if key in variables:
-                decimals = min(decimals, variables[key].decimals)
-            variables[key] = Variable(*key, decimals)
-            places.append((mention, key))
-        else:
-            (units if mention.kind == "unit" else words).update(mention.values)
-        if mention.kind == "percent":
-            words.update((Fraction(1), Fraction(100)))  # of the whole
-    sources = [forms(*key) for key in variables]
+    amounts, constants = amounts_of(problem.question)
+    lefts = [step.rpartition("=")[0] for step in problem.steps]
+    needed = {Fraction(number) for left in lefts for number in NUMBER.findall(left)}
+    claims = Counter(constants)
+    for kind, number in amounts:
+        claims.update(forms(kind, number))
+    variables, places = [], []
+    for (kind, number), found in amounts.items():
+        followed = needed.intersection(forms(kind, number))
+        if not followed or any(claims[each] > 1 for each in followed):
+            constants.update(forms(kind, number))
+            continue
+        texts = [problem.question[mention.start : mention.end] for mention in found]
+        places += [(mention, len(variables)) for mention in found]
+        variables.append(Variable(kind, number, min(map(decimals_of, texts))))
+    sources = [forms(kind, number) for kind, number, _ in variables]
     steps = []
     try:
-        for step in problem.steps:
-            left, _, right = step.rpartition("=")
-            value = evaluate(right)
-            if evaluate(left) != value or not problem.complete:
+        for step, left in zip(problem.steps, lefts):
+            value = result(step)
+            if evaluate(left) != value:
                 return None
-            tokens = tuple(traced_back(token, sources, words, units) for token in tokens_of(left))
+            tokens = tuple(traced_back(token, sources, constants) for token in tokens_of(left))
             steps.append((tokens, decimals_of(spelled(value, DECIMALS))))
             sources.append((value,))
     except ValueError:
         return None
-    order = list(variables)
-    used = {token.source for left, _ in steps for token in left if isinstance(token, Operand)}
-    kept = tuple((m, order.index(key)) for m, key in places if order.index(key) in used)
-    return Template(problem, tuple(variables.values()), kept, tuple(steps)) if kept else None
+    if not variables or not problem.complete:
+        return None
+    return Template(problem, tuple(variables), tuple(sorted(places)), tuple(steps))
 
 
-def is_amount(mention: Mention, question: str) -> bool:
-    """Whether another number could stand there."""
-    beside = question[: mention.start][-1:] + question[mention.end :][:1]
-    if mention.kind not in ("digits", "percent") or NO_AMOUNT.search(beside):
-        return False
-    return mention.values[0] > 0
+def amounts_of(question: str) -> tuple[dict[tuple[str, Fraction], list[Mention]], set[Fraction]]:
+    """(kind and number of what may be drawn, with its mentions; all numbers said otherwise)."""
+    amounts: dict[tuple[str, Fraction], list[Mention]] = {}
+    constants: set[Fraction] = set()
+    for mention in mentions(question):
+        beside = question[: mention.start][-1:] + question[mention.end :][:1]
+        number = mention.values[0]
+        if mention.kind in ("digits", "percent") and not NO_AMOUNT.search(beside) and number > 0:
+            amounts.setdefault((mention.kind, number), []).append(mention)
+        else:
+            constants.update(mention.values)
+        if mention.kind == "percent":
+            constants.update((Fraction(1), Fraction(100)))  # of the whole
+    return amounts, constants
 
 
 def traced_back(
-    token: str,
-    sources: Sequence[tuple[Fraction, ...]],
-    words: set[Fraction],
-    units: set[Fraction],  # of which only those numbers are meant that are not known otherwise
+    token: str, sources: Sequence[tuple[Fraction, ...]], constants: set[Fraction]
 ) -> str | Operand:
     """What a token of a step follows. Raises ValueError if nothing is known, or more than one."""
     if not token[-1].isdigit():
@@ -155,9 +158,9 @@ def traced_back(
         for form, value in enumerate(values)
         if value == number
     ]
-    if len(found) + (number in words) > 1:
+    if len(found) + (number in constants) > 1:
         raise ValueError(f"{token} may stand for two things")
-    if not found and number not in words | units:
+    if not found and number not in constants and number not in FREE:
         raise ValueError(f"{token} comes from nowhere")
     return found[0] if found else token
 
@@ -176,9 +179,7 @@ def nearby(old: Variable, rng: random.Random) -> Fraction:
 
 def rewritten(old: str, number: Fraction) -> str:
     """`old` with another number in the same form. Raises ValueError if that has more decimals."""
-    comma = "," if "," in old else ""
-    new = f"{Decimal(spelled(number, decimals_of(old), zeros=True)):{comma}f}"
-    return DIGITS.sub(new, old, count=1)
+    return DIGITS.sub(fixed(number, decimals_of(old), "," if "," in old else ""), old, count=1)
 
 
 def decimals_of(text: str) -> int:
@@ -186,8 +187,22 @@ def decimals_of(text: str) -> int:
     return len(DIGITS.search(text)[0].partition(".")[2])
 
 
-def positive(value: Fraction, decimals: int) -> str:
+def fixed(number: Fraction, decimals: int, comma: str = "") -> str:
+    """The number with so many decimals: "2.50". Raises ValueError if it has more."""
+    scaled = number * 10**decimals
+    if scaled.denominator > 1:
+        raise ValueError(f"{number} has more than {decimals} decimals")
+    return f"{Decimal(f'{scaled.numerator}e-{decimals}'):{comma}f}"
+
+
+def spelled(number: Fraction, decimals: int) -> str:
+    """The number without zeros at its end: "2.5". Raises ValueError if it has more decimals."""
+    text = fixed(number, decimals)
+    return text.rstrip("0").rstrip(".") if decimals else text
+
+
+def positive(number: Fraction, decimals: int) -> str:
     """`spelled`. Raises ValueError if the number is not above zero."""
-    if value <= 0:
-        raise ValueError(f"{value} is not above zero")
-    return spelled(value, decimals)
+    if number <= 0:
+        raise ValueError(f"{number} is not above zero")
+    return spelled(number, decimals)
