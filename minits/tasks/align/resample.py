@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from typing import NamedTuple
 
 from minits.tasks.align.arithmetic import NUMBER, evaluate, tokens_of
@@ -99,7 +100,8 @@ def template(problem: Problem) -> Template | None:
     """The template of a problem; None if it has none."""
     amounts, constants = amounts_of(problem.question)
     lefts = [step.rpartition("=")[0] for step in problem.steps]
-    needed = {Fraction(number) for left in lefts for number in NUMBER.findall(left)}
+    operands = [[Fraction(number) for number in NUMBER.findall(left)] for left in lefts]
+    needed = set(chain(*operands))
     claims = Counter(constants)
     for kind, number in amounts:
         claims.update(forms(kind, number))
@@ -115,11 +117,15 @@ def template(problem: Problem) -> Template | None:
     sources = [forms(kind, number) for kind, number, _ in variables]
     steps = []
     try:
-        for step, left in zip(problem.steps, lefts):
+        for index, (step, left) in enumerate(zip(problem.steps, lefts)):
+            uses = Counter(chain(*operands[index:]))
             value = result(step)
             if evaluate(left) != value:
                 return None
-            tokens = tuple(traced_back(token, sources, constants) for token in tokens_of(left))
+            tokens = tuple(
+                traced_back(token, sources, constants, len(variables), uses)
+                for token in tokens_of(left)
+            )
             steps.append((tokens, decimals_of(spelled(value, DECIMALS))))
             sources.append((value,))
     except ValueError:
@@ -146,7 +152,11 @@ def amounts_of(question: str) -> tuple[dict[tuple[str, Fraction], list[Mention]]
 
 
 def traced_back(
-    token: str, sources: Sequence[tuple[Fraction, ...]], constants: set[Fraction]
+    token: str,
+    sources: Sequence[tuple[Fraction, ...]],  # of each, the forms that it may be written in
+    constants: set[Fraction],
+    first_result: int,  # the source from which on they are results
+    uses: Counter[Fraction],  # how often each number is an operand from this step on
 ) -> str | Operand:
     """What a token of a step follows. Raises ValueError if nothing is known, or more than one."""
     if not token[-1].isdigit():
@@ -158,6 +168,9 @@ def traced_back(
         for form, value in enumerate(values)
         if value == number
     ]
+    results = [operand for operand in found if operand.source >= first_result]
+    if len(results) == uses[number] == 1:
+        return results[0]  # or else nothing would follow from that result
     if len(found) + (number in constants) > 1:
         raise ValueError(f"{token} may stand for two things")
     if not found and number not in constants and number not in FREE:
