@@ -5,29 +5,30 @@
     Tom has 5 bags of 4 pens, Ann three.   5*4=20   a draw
 
 A problem is a template if each operand of its steps has exactly one source: a number of the
-question, an earlier result, or a constant (a half, 60 minutes an hour, …). Where one number has
-two sources, nobody knows which of them it must follow. Numbers in words stay as they are: "the
-three of them" counts what the story lists.
+question, an earlier result, or a constant (a half, 60 minutes an hour, …). What the question says in
+digits and otherwise too ("2 cats … twice") stays as it is, and is a constant. Numbers in words stay
+as well: "the three of them" counts what the story lists.
 """
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
-from minits.tasks.align.arithmetic import NUMBER, evaluate, tokens_of
+from minits.tasks.align.arithmetic import NUMBER, evaluate
 from minits.tasks.align.mentions import FREE, Mention, forms, mentions
 from minits.tasks.align.problems import Problem, result
 
 TRIES = 100  # draws until one fits: division without rest, results above zero, …
-DECIMALS = 4  # that a number of the text may have where it enters a step: "4.5%" as 0.045
+DECIMALS = 4  # that an operand may have: "4.5%" as 0.045
 ROUND = (1000, 500, 100, 50, 10, 5)  # what is at least four times one of these stays a multiple
 DIGITS = re.compile(r"[\d,.]*\d", re.ASCII)
 NO_AMOUNT = re.compile("[^\\W_]|[:/#]")  # what stands beside the digits of "5pm", "7:30", "#2"
+SOURCE = re.compile(r"<(\d+)>")
 
 
 class Variable(NamedTuple):
@@ -38,21 +39,17 @@ class Variable(NamedTuple):
     decimals: int
 
 
-class Operand(NamedTuple):
-    """A number of a step that follows a source, and in which of the source's forms."""
-
-    source: int  # first come the variables, then the results
-    form: int
-
-
 @dataclass(frozen=True)
 class Template:
-    """A problem whose numbers can be drawn anew."""
+    """A problem whose numbers can be drawn anew.
+
+    The sources are the variables, in all their forms, and then the results, one after the other.
+    """
 
     problem: Problem
     variables: tuple[Variable, ...]
     places: tuple[tuple[Mention, int], ...]  # mentions that follow a variable, and which
-    steps: tuple[tuple[tuple[str | Operand, ...], int], ...]  # left side, decimals of the result
+    steps: tuple[tuple[str, int], ...]  # "<0>*<3>", numbers of sources; decimals of the result
 
     def draw(self, rng: random.Random) -> Problem | None:
         """The problem with other numbers of like size; None if none were found that fit.
@@ -76,106 +73,85 @@ class Template:
 
     def fill(self, numbers: Sequence[Fraction]) -> Problem:
         """The problem with these numbers. Raises ValueError where one comes out that cannot be."""
-        sources = [forms(old.kind, new) for old, new in zip(self.variables, numbers)]
+        sources: list[Fraction] = []
+        for variable, number in zip(self.variables, numbers):
+            sources += forms(variable.kind, number)
         steps = []
-        for left, decimals in self.steps:
-            written = ""
-            for token in left:
-                if isinstance(token, Operand):
-                    token = positive(sources[token.source][token.form], DECIMALS)
-                written += token
-            value = evaluate(written)
-            answer = positive(value, decimals)
-            steps.append(f"{written}={answer}")
-            sources.append((value,))
+        for pattern, decimals in self.steps:
+            left = SOURCE.sub(lambda found: spelled(sources[int(found[1])], DECIMALS), pattern)
+            sources.append(evaluate(left))
+            answer = spelled(sources[-1], decimals)
+            steps.append(f"{left}={answer}")
         old, new, end = self.problem.question, "", 0
         for mention, variable in self.places:
-            new += old[end : mention.start]
-            new += rewritten(old[mention.start : mention.end], numbers[variable])
+            said = old[mention.start : mention.end]
+            number = fixed(numbers[variable], decimals_of(said), "," if "," in said else "")
+            new += old[end : mention.start] + DIGITS.sub(number, said, count=1)
             end = mention.end
-        return Problem(new + old[end:], tuple(steps), answer, self.problem.name)
+        return replace(self.problem, question=new + old[end:], steps=tuple(steps), answer=answer)
 
 
 def template(problem: Problem) -> Template | None:
     """The template of a problem; None if it has none."""
-    amounts, constants = amounts_of(problem.question)
     lefts = [step.rpartition("=")[0] for step in problem.steps]
     operands = [[Fraction(number) for number in NUMBER.findall(left)] for left in lefts]
-    needed = set(chain(*operands))
-    claims = Counter(constants)
-    for kind, number in amounts:
-        claims.update(forms(kind, number))
-    variables, places = [], []
-    for (kind, number), found in amounts.items():
-        followed = needed.intersection(forms(kind, number))
-        if not followed or any(claims[each] > 1 for each in followed):
-            constants.update(forms(kind, number))
-            continue
-        texts = [problem.question[mention.start : mention.end] for mention in found]
-        places += [(mention, len(variables)) for mention in found]
-        variables.append(Variable(kind, number, min(map(decimals_of, texts))))
-    sources = [forms(kind, number) for kind, number, _ in variables]
+    variables, places, constants = variables_of(problem.question, set(chain(*operands)))
+    sources = list(chain(*(forms(kind, number) for kind, number, _ in variables)))
+    first_result = len(sources)
+
+    def source(match: re.Match[str]) -> str:
+        """ "<3>" for an operand, itself for a constant. Raises ValueError if it is not clear."""
+        number = Fraction(match[0])
+        found = [index for index, value in enumerate(sources) if value == number]
+        results = [index for index in found if index >= first_result]
+        if len(results) == uses[number] == 1:
+            found = results  # or else nothing would follow from that result
+        elif len(found) + (number in constants) != 1:
+            raise ValueError(f"{number} has no source, or two")
+        return f"<{found[0]}>" if found else match[0]
+
     steps = []
     try:
-        for index, (step, left) in enumerate(zip(problem.steps, lefts)):
-            uses = Counter(chain(*operands[index:]))
-            value = result(step)
+        for index, left in enumerate(lefts):
+            uses = Counter(chain(*operands[index:]))  # from this step on
+            pattern = NUMBER.sub(source, left)
+            value = result(problem.steps[index])
             if evaluate(left) != value:
                 return None
-            tokens = tuple(
-                traced_back(token, sources, constants, len(variables), uses)
-                for token in tokens_of(left)
-            )
-            steps.append((tokens, decimals_of(spelled(value, DECIMALS))))
-            sources.append((value,))
+            steps.append((pattern, decimals_of(spelled(value, DECIMALS))))
+            sources.append(value)
     except ValueError:
         return None
     if not variables or not problem.complete:
         return None
-    return Template(problem, tuple(variables), tuple(sorted(places)), tuple(steps))
+    return Template(problem, tuple(variables), tuple(places), tuple(steps))
 
 
-def amounts_of(question: str) -> tuple[dict[tuple[str, Fraction], list[Mention]], set[Fraction]]:
-    """(kind and number of what may be drawn, with its mentions; all numbers said otherwise)."""
+def variables_of(
+    question: str, operands: set[Fraction]
+) -> tuple[list[Variable], list[tuple[Mention, int]], set[Fraction]]:
+    """(numbers that can be drawn, their places with their indices, all other numbers)."""
     amounts: dict[tuple[str, Fraction], list[Mention]] = {}
-    constants: set[Fraction] = set()
+    constants = set(FREE)
     for mention in mentions(question):
         beside = question[: mention.start][-1:] + question[mention.end :][:1]
-        number = mention.values[0]
-        if mention.kind in ("digits", "percent") and not NO_AMOUNT.search(beside) and number > 0:
-            amounts.setdefault((mention.kind, number), []).append(mention)
+        if mention.kind in ("digits", "percent") and not NO_AMOUNT.search(beside):
+            amounts.setdefault((mention.kind, mention.values[0]), []).append(mention)
         else:
             constants.update(mention.values)
-        if mention.kind == "percent":
-            constants.update((Fraction(1), Fraction(100)))  # of the whole
-    return amounts, constants
-
-
-def traced_back(
-    token: str,
-    sources: Sequence[tuple[Fraction, ...]],  # of each, the forms that it may be written in
-    constants: set[Fraction],
-    first_result: int,  # the source from which on they are results
-    uses: Counter[Fraction],  # how often each number is an operand from this step on
-) -> str | Operand:
-    """What a token of a step follows. Raises ValueError if nothing is known, or more than one."""
-    if not token[-1].isdigit():
-        return token  # an operator
-    number = Fraction(token)
-    found = [
-        Operand(source, form)
-        for source, values in enumerate(sources)
-        for form, value in enumerate(values)
-        if value == number
-    ]
-    results = [operand for operand in found if operand.source >= first_result]
-    if len(results) == uses[number] == 1:
-        return results[0]  # or else nothing would follow from that result
-    if len(found) + (number in constants) > 1:
-        raise ValueError(f"{token} may stand for two things")
-    if not found and number not in constants and number not in FREE:
-        raise ValueError(f"{token} comes from nowhere")
-    return found[0] if found else token
+    claims = Counter(constants)
+    for key in amounts:
+        claims.update(forms(*key))
+    variables, places = [], []
+    for key, found in amounts.items():
+        followed = operands.intersection(forms(*key))
+        if not followed or any(claims[value] > 1 for value in followed):
+            constants.update(forms(*key))
+            continue
+        texts = [question[mention.start : mention.end] for mention in found]
+        places += [(mention, len(variables)) for mention in found]
+        variables.append(Variable(*key, min(map(decimals_of, texts))))
+    return variables, sorted(places), constants
 
 
 def nearby(old: Variable, rng: random.Random) -> Fraction:
@@ -190,32 +166,20 @@ def nearby(old: Variable, rng: random.Random) -> Fraction:
     return Fraction(rng.randint(least, most) * unit, scale)
 
 
-def rewritten(old: str, number: Fraction) -> str:
-    """`old` with another number in the same form. Raises ValueError if that has more decimals."""
-    return DIGITS.sub(fixed(number, decimals_of(old), "," if "," in old else ""), old, count=1)
-
-
 def decimals_of(text: str) -> int:
     """How many decimals the number in a text has."""
     return len(DIGITS.search(text)[0].partition(".")[2])
 
 
 def fixed(number: Fraction, decimals: int, comma: str = "") -> str:
-    """The number with so many decimals: "2.50". Raises ValueError if it has more."""
+    """The number with so many decimals: "2.50". Raises ValueError if it has more, or is not > 0."""
     scaled = number * 10**decimals
-    if scaled.denominator > 1:
-        raise ValueError(f"{number} has more than {decimals} decimals")
+    if scaled.denominator > 1 or number <= 0:
+        raise ValueError(f"{number} has more than {decimals} decimals, or is not above zero")
     return f"{Decimal(f'{scaled.numerator}e-{decimals}'):{comma}f}"
 
 
 def spelled(number: Fraction, decimals: int) -> str:
-    """The number without zeros at its end: "2.5". Raises ValueError if it has more decimals."""
+    """`fixed` without zeros at its end: "2.5"."""
     text = fixed(number, decimals)
     return text.rstrip("0").rstrip(".") if decimals else text
-
-
-def positive(number: Fraction, decimals: int) -> str:
-    """`spelled`. Raises ValueError if the number is not above zero."""
-    if number <= 0:
-        raise ValueError(f"{number} is not above zero")
-    return spelled(number, decimals)
