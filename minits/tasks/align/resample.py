@@ -5,9 +5,9 @@
     Tom has 5 bags of 4 pens, Ann three.   5*4=20   a draw
 
 A problem is a template if each operand of its steps has exactly one source: a number of the
-question, an earlier result, or a constant (a half, 60 minutes an hour, …). What the question says in
-digits and otherwise too ("2 cats … twice") stays as it is, and is a constant. Numbers in words stay
-as well: "the three of them" counts what the story lists.
+question, an earlier result, or a constant (a half, 60 minutes an hour, …). What the question says
+in digits and otherwise too ("2 cats … twice") stays as it is, and is a constant. Numbers in words
+stay as well: "the three of them" counts what the story lists.
 """
 import random
 import re
@@ -115,14 +115,13 @@ def template(problem: Problem) -> Template | None:
         for index, left in enumerate(lefts):
             uses = Counter(chain(*operands[index:]))  # from this step on
             pattern = NUMBER.sub(source, left)
-            value = result(problem.steps[index])
-            if evaluate(left) != value:
-                return None
+            value = evaluate(left)
             steps.append((pattern, decimals_of(spelled(value, DECIMALS))))
             sources.append(value)
+        exact = sources[first_result:] == list(map(result, problem.steps))
     except ValueError:
         return None
-    if not variables or not problem.complete:
+    if not (variables and exact and problem.complete):
         return None
     return Template(problem, tuple(variables), tuple(places), tuple(steps))
 
