@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minits.checkpoint.files import listing
+from minits.checkpoint.files import listing, read_json
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Files of a hub repository that we read, or that go with a model into its checkpoints.
@@ -90,11 +90,17 @@ def hub_errors(wanted: str, check: str) -> Iterator[None]:
 
 
 def checkpoint_of(folder: Path) -> Path:
-    """The model folder: `folder` itself, or the newest checkpoint of a run folder."""
-    steps = finished_checkpoints(folder)
+    """The model folder: `folder` itself, or the newest checkpoint of a run folder.
+
+    Of a run that came to its end: the best one, where the best were kept.
+    """
+    steps, best = finished_checkpoints(folder), finished_checkpoints(folder, "best")
+    run = folder / "run.json"
+    if steps and best and run.exists() and read_json(run).get("steps") == step_of(steps[-1]):
+        return best[-1]
     if steps:
         return steps[-1]
-    if (folder / "run.json").exists():
+    if run.exists():
         raise FileNotFoundError(
             f"{folder} is a run without a finished checkpoint (it holds {listing(folder)}). Train "
             "it longer, or name another run."
@@ -102,11 +108,19 @@ def checkpoint_of(folder: Path) -> Path:
     return folder
 
 
-def finished_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a run folder, oldest first; half-written ones are passed over."""
+def finished_checkpoints(folder: Path, kind: str = "checkpoints") -> list[Path]:
+    """The checkpoints of a run folder, oldest first; half-written ones are passed over.
+
+    kind: "best" for those that were best on the first evaluation set; the last one counts.
+    """
     found = [
         path
-        for path in folder.glob("checkpoints/step-*")
+        for path in folder.glob(f"{kind}/step-*")
         if path.name.removeprefix("step-").isdigit()
     ]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The number of optimizer steps after which a run's checkpoint was written."""
+    return int(checkpoint.name.removeprefix("step-"))

@@ -20,7 +20,7 @@ class Thinking(Method):
     one_per_chunk: bool = setting(
         False, "thinking: a step whose chunk has one already goes to the next chunk"
     )
-    warm_up: int = setting(
+    thought_warmup: int = setting(
         0,
         "thinking: steps at the start in which T learns, from plain text without labels, to say "
         "the next chunk's tokens",
@@ -32,9 +32,9 @@ class Thinking(Method):
     thinks: ClassVar = True
 
     def stages(self, steps: int) -> tuple[Stage, ...]:
-        if not self.warm_up:
+        if not self.thought_warmup:
             return super().stages(steps)
-        first = min(self.warm_up, steps)
+        first = min(self.thought_warmup, steps)
         return Stage("T's warm-up", first), *super().stages(steps - first)
 
     def encode(
@@ -49,7 +49,7 @@ class Thinking(Method):
             _, offsets = tokenizer.encode_with_offsets(example.prompt)
             example = one_step_a_chunk(example, offsets, config.chunk_size)
         row = encode_example(example, tokenizer, config, name)
-        return saying_the_next_chunk(row, config) if self.warm_up and stage == 0 else row
+        return saying_the_next_chunk(row, config) if self.thought_warmup and stage == 0 else row
 
     def collate(self, rows: Sequence[Row], config: ThinkingConfig, **how: Any) -> FlatBatch:
         batch = super().collate(rows, config, **how)

@@ -137,7 +137,8 @@ class Rows(Task):
         return {split: self.file(split).about for split in FILES if getattr(self, split)}
 
     def texts(self) -> Iterator[str]:
-        for example in self.file("train").examples:
+        for index in range(self.size("train")):
+            example = self.example("train", index, 0)
             yield example.prompt
             yield from (" " + step.text for step in example.steps)
             yield " " + example.answer

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from minits.checkpoint.download import finished_checkpoints
 from minits.checkpoint.tokenizer import Tokenizer
+from minits.checkpoint.weights import load_checkpoint
 from minits.fast.accelerate import accelerate
 from minits.fast.flat_batch import FlatBatch
 from minits.methods import Method
@@ -54,6 +56,10 @@ class Training:
     seconds: float = 0.0  # spent in steps; evaluation and saving are not counted
 
     def __post_init__(self) -> None:
+        # Of the best weights so far (--keep-best): their step, their accuracy, and they themselves
+        # where nothing is saved.
+        self.best_step, self.best_accuracy = run_folder.best_so_far(self.folder)
+        self.best_weights: dict[str, Tensor] | None = None
         self.begin_stage()
 
     def stage(self) -> tuple[int, int]:
@@ -88,13 +94,42 @@ class Training:
         state = {"optimizer": self.update.optimizer.state_dict(), "step": self.done}
         state |= {"seconds": self.seconds, "stage": self.number}
         state["settings"] = run_folder.flat(settings, self.task, self.method)
-        about = run_folder.origin(settings, self.task) | {"step": self.done}
-        dtype = getattr(torch, settings.save_dtype)
-        if dtype != self.model.backbone.lm_head.weight.dtype:
+        if getattr(torch, settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
             state["weights"] = self.model.state_dict()  # the files hold them rounded
-        return run_folder.save_checkpoint(
-            self.folder, self.model, self.tokenizer, about, state, dtype=dtype, keep=settings.keep
-        )
+        return self.write(state, {}, keep=settings.keep)
+
+    def write(self, state: dict[str, Any] | None, about: dict[str, Any], **how: Any) -> Path:
+        """`save_checkpoint`; about: what else thinking.json is to say."""
+        about |= run_folder.origin(self.settings, self.task) | {"step": self.done}
+        how["dtype"] = getattr(torch, self.settings.save_dtype)
+        model, tokenizer = self.model, self.tokenizer
+        return run_folder.save_checkpoint(self.folder, model, tokenizer, about, state, **how)
+
+    def compete(self, accuracy: float) -> str:
+        """With --keep-best: keeps the weights if none before were better, and says whether.
+
+        What competed before an interruption does not do so again.
+        """
+        settings = self.settings
+        if not settings.keep_best:
+            return ""
+        if accuracy < self.best_accuracy or self.done < self.best_step:
+            return f"\nbest so far: {self.best_accuracy:.2%} at step {self.best_step}"
+        self.best_step, self.best_accuracy = self.done, accuracy
+        if settings.no_save:
+            state = self.model.state_dict()
+            self.best_weights = {name: x.to("cpu", copy=True) for name, x in state.items()}
+        else:
+            self.write(None, {"valid_accuracy": accuracy}, kind="best", keep=1)
+        return "\nthe best so far"
+
+    def take_best(self) -> None:
+        """Puts the best weights in the place of the last ones; no step may follow."""
+        weights = self.best_weights
+        if weights is None:
+            kept = finished_checkpoints(self.folder, "best")[-1]
+            weights = load_checkpoint(kept)[0].state_dict()
+        self.model.load_state_dict(weights)
 
 
 # -- one step --------------------------------------------------------------------------------------
@@ -203,6 +238,10 @@ def train(training: Training, log: Log = print, stop: Stop | None = None) -> boo
         around.callback(stop.tell, file.close)
         around.callback(stop.tell, bar.close)
         over = False
+        # A run that stopped at a step to evaluate at may have done so before it did.
+        began = settings.keep_best and 0 < training.done < settings.steps
+        if lead and began and training.done % settings.eval_every == 0:
+            evaluate_between(training, stop, log)
         while training.done < settings.steps and not over:
             if training.done == training.stage_end:
                 training.begin_stage()
@@ -262,11 +301,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
                 )
                 stop.tell(log, line)
             if to_evaluate and lead and not last:
-                few = max(settings.eval_samples // 5, 1)
-                rows = evaluation_rows(training, training.task.splits[1], few)
-                report = stop.unless_asked(measure, training, rows)
-                if report:
-                    stop.tell(log, f"step {training.done}: {describe(report)}")
+                evaluate_between(training, stop, log)
             if to_save and lead and not settings.no_save:
                 training.save()
     return over
@@ -310,6 +345,17 @@ def evaluation_rows(training: Training, split: str, n: int) -> list[tuple[Exampl
     )
     with_room(model, rows)
     return rows
+
+
+def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
+    """An evaluation between steps: on a fifth of the examples, on all if the best are kept."""
+    samples = training.settings.eval_samples
+    n = samples if training.settings.keep_best else max(samples // 5, 1)
+    rows = evaluation_rows(training, training.task.splits[1], n)
+    report = stop.unless_asked(measure, training, rows)
+    if report:
+        kept = training.compete(report.accuracy)
+        stop.tell(log, f"step {training.done}: {describe(report)}{kept}")
 
 
 def measure(

@@ -120,6 +120,11 @@ class TrainSettings(Machine):
     eval_every: int = setting(
         0, "steps between evaluations on a fifth of the examples; 0: none", least=0, free=True
     )
+    keep_best: bool = setting(
+        False,
+        "evaluate at the end the weights that were best on the first evaluation set (--eval-every, "
+        "on all of its examples up to --eval-samples)",
+    )
     save_every: int = setting(
         0, "steps between checkpoints; 0: only at the end and on Ctrl-C", least=0, free=True
     )

@@ -1,5 +1,7 @@
 """The folder of a run: run.json (settings), metrics.jsonl (a line a step), checkpoints/step-NNNNNN.
 
+With --keep-best also best/step-NNNNNN: the best weights so far, for inference alone.
+
 Nothing but the initial weights and the data is random, and the data are a function of (seed, step).
 So weights, optimizer and step number are all that a checkpoint needs for an exact resume: to the
 bit on a CPU, up to rounding on CUDA, where the padded sizes of batches depend on those before and
@@ -123,29 +125,31 @@ def save_checkpoint(
     model: ThinkingStates,
     tokenizer: Tokenizer,
     about: dict[str, Any],  # for thinking.json
-    state: dict[str, Any],  # optimizer, step, seconds, stage, settings
+    state: dict[str, Any] | None,  # optimizer, step, seconds, stage, settings; None: for inference
     *,
+    kind: str = "checkpoints",
     dtype: torch.dtype = torch.float32,  # of the weights in the files
     keep: int = 2,  # checkpoints that stay
 ) -> Path:
-    """Writes checkpoints/step-NNNNNN whole or not at all, then drops all but the newest `keep`.
+    """Writes KIND/step-NNNNNN whole or not at all, then drops all but the newest `keep`.
 
     Raises OSError if it cannot be written; those before it stay then.
     """
-    target = folder / "checkpoints" / f"step-{state['step']:06d}"
+    target = folder / kind / f"step-{about['step']:06d}"
     if not target.exists():
         try:
             with new_folder(target) as unfinished:
                 write_model(model, tokenizer, unfinished, about, dtype=dtype)
-                torch.save(state, unfinished / "training_state.pt")
-                flush(unfinished / "training_state.pt")
+                if state:
+                    torch.save(state, unfinished / "training_state.pt")
+                    flush(unfinished / "training_state.pt")
         except Exception as error:  # a full disk has many names
             before = [each.name for each in finished_checkpoints(folder)]
             raise OSError(
                 f"{target} cannot be written ({error}); {before[-1] if before else 'nothing'} is "
                 "the last checkpoint. Make room and go on from there with --resume."
             ) from error
-    kept = finished_checkpoints(folder)[-keep:]
+    kept = finished_checkpoints(folder, kind)[-keep:]
     # Half-written ones of a killed process, too, and those first.
     for other in sorted(target.parent.glob("step-*"), reverse=True):
         if other not in kept:
@@ -155,8 +159,16 @@ def save_checkpoint(
     return target
 
 
+def best_so_far(folder: Path) -> tuple[int, float]:
+    """(step, accuracy) of the best weights that a run has kept; (0, -1) where there are none."""
+    kept = finished_checkpoints(folder, "best")
+    about = read_json(kept[-1] / "thinking.json") if kept else {}
+    return about.get("step", 0), about.get("valid_accuracy", -1.0)
+
+
 # Settings that may differ from those that a checkpoint was saved under.
-HARMLESS = "device steps log_every eval_every save_every save_dtype keep no_save data_files".split()
+HARMLESS = "device steps log_every eval_every keep_best save_every save_dtype keep no_save".split()
+HARMLESS += ["data_files"]
 
 
 def check_agreement(

@@ -215,6 +215,11 @@ def check_data(training: Training, note: Log) -> dict[str, list]:
             f"--eval-every {settings.eval_every}: the task has nothing to evaluate on; leave it "
             "out, or name an evaluation set."
         )
+    if settings.keep_best and not settings.eval_every:
+        raise ValueError(
+            "--keep-best: nothing is evaluated before the end, so there is nothing to choose from; "
+            "leave it out, or give --eval-every STEPS."
+        )
     check_overlap(task)
     first = training.stream.pool(0)
     if training.method.thinks:
@@ -264,6 +269,12 @@ def train_and_evaluate(
     for split, chosen in rows.items():
         predictions = folder / f"predictions_{split}.jsonl"
         report = stop.unless_asked(measure, training, chosen, predictions)
+        if report and training.settings.keep_best and not reports:
+            training.compete(report.accuracy)  # the last weights, too
+            stop.tell(log, f"the best weights are those of step {training.best_step}")
+            if training.best_step != training.done:
+                training.take_best()
+                report = stop.unless_asked(measure, training, chosen, predictions)
         if report:
             reports[split] = report
             stop.tell(log, f"{task.title(split)}: {describe(report)}")
@@ -273,5 +284,6 @@ def train_and_evaluate(
     figures = {f"accuracy_{split}": report.accuracy for split, report in reports.items()}
     figures |= {"steps": training.done, "train_seconds": round(training.seconds, 2)}
     figures |= {split: report.record() for split, report in reports.items()}
+    figures |= {"best_step": training.best_step} if training.settings.keep_best else {}
     resumed = {"resumed_after_step": start} if start else {}
     return figures | {"run": str(folder)} | resumed

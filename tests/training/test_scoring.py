@@ -25,6 +25,7 @@ from minits.training.scoring import (
     describe,
     draw_rows,
     evaluate,
+    sharing,
     summarise,
     verdict,
     wilson,
@@ -147,7 +148,10 @@ def line(**changes: Any) -> dict[str, Any]:
         "operations": 5,
         "correct": True,
         "gold_thoughts": ["", " heads", ""],
+        "gold_steps": ["heads", "tails", "heads"],
         "thoughts_right": 3,
+        "nontrivial_right": 1,
+        "sharing": 0,
         "first_wrong": None,
         "late": False,
         "rounds": 3,
@@ -254,7 +258,8 @@ def test_predictions_follow_the_order_of_the_rows(model, rows, usual, tmp_path):
     _, lines = usual
     _, others = evaluated(model, shuffled, tmp_path)
     assert [said["prompt"] for said in others] == [example.prompt for example, _ in shuffled]
-    assert sorted(others, key=str) == sorted(lines, key=str)
+    unnumbered = [[said | {"index": 0} for said in each] for each in (others, lines)]
+    assert sorted(unnumbered[0], key=str) == sorted(unnumbered[1], key=str)
 
 
 @pytest.mark.parametrize("draft", ["trivial", "carry"])
@@ -471,3 +476,25 @@ def test_gold_chain_of_thought_gives_back_its_own_answer(name, model):
         assert len(example.steps) > 0
         assert written.strip() != example.answer
         assert extract_answer(written, task.opening) == example.answer
+
+
+# -- thoughts that say something, steps that share a chunk -----------------------------------------
+
+
+def test_thoughts_that_say_something_are_counted_apart_from_empty_ones():
+    report = summed(line(), line(nontrivial_right=0, thoughts_right=2, first_wrong=1))
+    assert report.nontrivial_right == 0.5 and report.thought_accuracy == 5 / 6
+    assert "thoughts that say something: 50.00% right" in describe(report)
+    found = judged("heads", ["", " heads"], gold=["", " tails"])
+    assert (found["thoughts_right"], found["nontrivial_right"]) == (1, 0)
+
+
+def test_steps_that_share_a_chunk_are_a_share_of_all_steps():
+    row = Row([3, 4, 5, 6], 4, [[]], ends=((0, 1), (0, 3), (1, 2)))
+    assert sharing(row) == 2
+    assert summed(line(sharing=2), line()).sharing == 2 / 6
+
+
+def test_of_what_a_task_says_of_steps_none_does_not_count():
+    report = summed(line(chain=True), line(chain=False), line(chain=None))
+    assert report.counts == {"chain": 0.5}

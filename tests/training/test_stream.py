@@ -88,7 +88,7 @@ def test_baselines_differ_only_in_the_steps_written_before_the_answer(tmp_path):
 # -- drawn ahead -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("first", [0, 3, POOL, 2 * POOL - 1])
 def test_the_samples_made_ahead_are_those_of_the_steps(first, workers, tmp_path):
     stream, end = stream_of(tmp_path), 2 * POOL + 3
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_ends_the_training_with_a_reason(tmp_path, monkeypatc
         train(training, silent)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_among_later_samples_stops_the_run_with_its_reason_and_the_metrics_so_far(
     workers, tmp_path, monkeypatch
 ):

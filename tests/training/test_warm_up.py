@@ -32,10 +32,10 @@ WARM_UP = 5  # steps
 LAYOUTS = ["rows", "pack", "long_rows"]
 
 
-def begin(folder: Path, warm_up: int = WARM_UP, **changes) -> Training:
+def begin(folder: Path, thought_warmup: int = WARM_UP, **changes) -> Training:
     """As in training_helpers, with a warm-up."""
     folder.mkdir(parents=True, exist_ok=True)
-    method = make_method("thinking", warm_up=warm_up)
+    method = make_method("thinking", thought_warmup=thought_warmup)
     return set_up(settings(**changes), make_task("parity", **SHORT), method, folder)
 
 
@@ -45,8 +45,8 @@ def hidden(training: Training, batch: FlatBatch) -> torch.Tensor:
 
 
 def test_the_stages_share_the_steps():
-    def steps(warm_up: int, whole: int) -> list[int]:
-        return [s.steps for s in make_method("thinking", warm_up=warm_up).stages(whole)]
+    def steps(thought_warmup: int, whole: int) -> list[int]:
+        return [s.steps for s in make_method("thinking", thought_warmup=thought_warmup).stages(whole)]
 
     assert [steps(0, 12), steps(5, 12), steps(20, 12)] == [[12], [5, 7], [12, 0]]
 
@@ -94,7 +94,7 @@ def test_nothing_but_t_is_asked_and_no_state_is_read(layout, sizes, tmp_path):
     assert not torch.allclose(hidden(training, states), hidden(training, plain))
 
 
-def test_t_learns_in_its_warm_up_and_what_has_no_part_in_it_stays(tmp_path):
+def test_t_learns_in_its_thought_warmup_and_what_has_no_part_in_it_stays(tmp_path):
     training = begin(tmp_path, 40, steps=40, warmup=0, decay=0.0)
     C = {name: p.clone() for name, p in training.model.compression_block.named_parameters()}
     train(training, silent)
@@ -113,7 +113,7 @@ def uninterrupted(tmp_path_factory) -> tuple[dict, list[dict]]:
 
 
 @pytest.mark.parametrize("step", [3, WARM_UP, WARM_UP + 2])
-def test_a_resume_within_the_warm_up_at_its_end_and_after_it_is_exact(
+def test_a_resume_within_the_thought_warmup_at_its_end_and_after_it_is_exact(
     step, tmp_path, uninterrupted, monkeypatch
 ):
     training = begin(tmp_path)
@@ -137,15 +137,15 @@ def test_a_resume_within_the_warm_up_at_its_end_and_after_it_is_exact(
     assert [line["lm_loss"] == 0 for line in metrics] == [line["step"] <= 5 for line in metrics]
 
 
-def test_another_length_of_the_warm_up_is_another_training(tmp_path):
+def test_another_length_of_the_thought_warmup_is_another_training(tmp_path):
     train(begin(tmp_path, steps=3), silent)
-    with pytest.raises(ValueError, match="warm_up 5 in training_state.pt, 4 in run.json"):
+    with pytest.raises(ValueError, match="thought_warmup 5 in training_state.pt, 4 in run.json"):
         begin(tmp_path, 4, steps=3)
 
 
 def test_steps_through_graphs_are_the_plain_steps_in_both_stages(tmp_path, monkeypatch):
     pretend_card(monkeypatch)
-    plain, graphed = (begin(tmp_path / name, warm_up=3, steps=6) for name in ("plain", "graphed"))
+    plain, graphed = (begin(tmp_path / name, thought_warmup=3, steps=6) for name in ("plain", "graphed"))
     for step in range(6):
         if step in (0, 3):
             for training in (plain, graphed):
@@ -158,9 +158,9 @@ def test_steps_through_graphs_are_the_plain_steps_in_both_stages(tmp_path, monke
     assert plain.number == 1
 
 
-def test_the_command_line_trains_with_a_warm_up(tmp_path):
+def test_the_command_line_trains_with_a_thought_warmup(tmp_path):
     options = "--device cpu --batch-size 4 --max-ops 3 --eval-max-ops 4 --eval-samples 2"
     out = tmp_path / "run"
-    flags = f"train parity --steps 4 --warm-up 2 {options} --out".split()
+    flags = f"train parity --steps 4 --thought-warmup 2 {options} --out".split()
     assert main.main([*flags, str(out)]) == 0
     assert [line["lm_loss"] > 0 for line in metrics_of(out)] == [False, False, True, True]

@@ -4,10 +4,10 @@ import re
 from fractions import Fraction
 from operator import add, mul, neg, pos, sub, truediv
 
-NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
-TOKEN = re.compile(NUMBER.pattern + "|[-+*/()%]")
-PERCENT = re.compile(f"({NUMBER.pattern})(%?)")
-LONGEST = 500  # characters of a calculation; Python's parser recurses
+NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+TOKEN = re.compile(rf"{NUMBER.pattern}|[-+*/()%]")
+PERCENT = re.compile(rf"({NUMBER.pattern})(%?)")
+LONGEST = 500  # characters of a calculation: Python's parser calls itself
 OPERATIONS = {
     ast.Add: add,
     ast.Sub: sub,
@@ -32,9 +32,9 @@ def tokens_of(text: str) -> list[str]:
 def evaluate(text: str) -> Fraction:
     """The value of a calculation, by Python's own grammar. Raises ValueError if it has none."""
     tokens_of(text)
-    whole = PERCENT.sub(lambda match: f"({Fraction(match[1]) / (100 if match[2] else 1)})", text)
+    exact = PERCENT.sub(lambda found: f"({Fraction(found[1]) / (100 if found[2] else 1)})", text)
     try:
-        return value(ast.parse(whole, mode="eval").body)
+        return value(ast.parse(exact, mode="eval").body)
     except ZeroDivisionError as error:
         raise ValueError(f"{text!r:.100} divides by zero") from error
     except (SyntaxError, KeyError, AttributeError, RecursionError, MemoryError) as error:
@@ -42,20 +42,8 @@ def evaluate(text: str) -> Fraction:
 
 
 def value(node: ast.expr) -> Fraction:
-    """Raises KeyError for any other operation (**, //), AttributeError for what is none: "2(3)"."""
+    """Raises KeyError for other operations, as ** and //, AttributeError for others, as 2(3)."""
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
     sides = (side for side in ast.iter_child_nodes(node) if isinstance(side, ast.expr))
     return OPERATIONS[type(node.op)](*map(value, sides))
-
-
-def spelled(number: Fraction, decimals: int, zeros: bool = False) -> str:
-    """ "2.5" for 5/2, with `zeros` "2.50". Raises ValueError if it has more decimals than that."""
-    scaled = number * 10**decimals
-    if scaled.denominator > 1:
-        raise ValueError(f"{number} has more than {decimals} decimals")
-    digits = str(abs(scaled.numerator)).rjust(decimals + 1, "0")
-    text = "-" * (number < 0) + digits[: len(digits) - decimals]
-    behind = digits[len(digits) - decimals :]
-    behind = behind if zeros else behind.rstrip("0")
-    return f"{text}.{behind}" if behind else text

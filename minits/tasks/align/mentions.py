@@ -3,9 +3,10 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-NUMBER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-TOKEN = re.compile(rf"({NUMBER})(\s?%|\s?percent\b)?|[a-z]+", re.ASCII | re.IGNORECASE)
-JOINTS = ("-", " ", " and ", " and a ")
+# So many digits at most: Python makes no number of thousands of them.
+NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,30}(?!\d)|\d{1,90})(?:\.\d{1,90})?|\.\d{1,90}"
+TOKEN = re.compile(rf"({NUMBER})(\s?%|\s?percent\b)?|[a-z]+|[½⅓¼⅛]", re.ASCII | re.IGNORECASE)
+JOINTS = ("", "-", " ", " and ", " and a ")
 FREE = (Fraction(0), Fraction(1), Fraction(100), Fraction(1, 100))  # need no mention
 
 
@@ -18,79 +19,35 @@ class Mention(NamedTuple):
     values: tuple[Fraction, ...]  # what it may enter a calculation as, the plainest first
 
 
-def table(lines: str) -> dict[str, tuple[Fraction, ...]]:
-    """The numbers of each word, from lines of a number and its words."""
+def table(text: str) -> dict[str, tuple[Fraction, ...]]:
+    """The numbers of each word, from a text of numbers, each with its words behind it."""
     found: dict[str, tuple[Fraction, ...]] = {}
-    for line in lines.strip().splitlines():
-        number, *words = line.split()
-        for word in words:
-            found[word] = (*found.get(word, ()), Fraction(number))
+    for item in text.split():
+        if item.isdigit():
+            number = Fraction(item)
+        else:
+            found[item] = (*found.get(item, ()), number)
     return found
 
 
 WORDS = table("""
-    0 zero
-    1 one single
-    2 two twice double doubled couple pair both twin
-    3 three thrice triple tripled threefold triplet
-    4 four quadruple quadrupled
-    5 five
-    6 six
-    7 seven
-    8 eight
-    9 nine
-    10 ten
-    11 eleven
-    12 twelve dozen
-    13 thirteen
-    14 fourteen
-    15 fifteen
-    16 sixteen
-    17 seventeen
-    18 eighteen
-    19 nineteen
-    20 twenty
-    30 thirty
-    40 forty
-    50 fifty
-    60 sixty
-    70 seventy
-    80 eighty
-    90 ninety
-    100 hundred
-    1000 thousand
-    1000000 million
-    1000000000 billion
+    0 zero  1 one single  2 two twice double doubled couple pair both twin
+    3 three thrice triple tripled threefold triplet  4 four quadruple quadrupled
+    5 five  6 six  7 seven  8 eight  9 nine  10 ten  11 eleven  12 twelve dozen
+    13 thirteen  14 fourteen  15 fifteen  16 sixteen  17 seventeen  18 eighteen  19 nineteen
+    20 twenty  30 thirty  40 forty  50 fifty  60 sixty  70 seventy  80 eighty  90 ninety
+    100 hundred  1000 thousand  1000000 million  1000000000 billion
 """)
 PARTS = table("""
-    2 half halve halved
-    3 third
-    4 quarter fourth
-    5 fifth
-    6 sixth
-    7 seventh
-    8 eighth
-    9 ninth
-    10 tenth
+    2 half halve halved ½  3 third ⅓  4 quarter fourth ¼  5 fifth  6 sixth  7 seventh
+    8 eighth ⅛  9 ninth  10 tenth
 """)
 UNITS = table("""
-    2 second weekend pint
-    3 foot feet yard
-    4 month gallon quart
-    5 weekday week nickel
-    7 day week
-    10 decade dime
-    12 month year inch foot feet
-    16 pound ounce gallon
-    24 hour day
-    30 month
-    36 yard
-    52 week year
-    60 second minute hour
-    100 century cent penny dollar meter
-    365 day year
-    1000 meter kilometer km gram kilogram kg liter ml
-    3600 second hour
+    2 second weekend pint  3 foot feet yard  4 month gallon quart  5 weekday week nickel
+    7 day week  10 decade dime  12 month year inch foot feet  16 pound ounce gallon
+    24 hour day  30 month  36 yard  52 week year  60 second minute hour
+    100 century cent penny dollar meter  365 day year
+    1000 meter kilometer km gram kilogram kg liter ml  3600 second hour
 """)
 NAMES = (
     {word: ("unit", values) for word, values in UNITS.items()}
@@ -134,7 +91,7 @@ def mentions(text: str) -> list[Mention]:
 
 def joined(before: Mention, gap: str, kind: str, number: Fraction) -> tuple[Fraction, ...]:
     """What two neighbours say together: "3/4", "two thirds", "twenty-five", "2 and a half"."""
-    if gap == "/" and number:
+    if gap == "/" and before.kind == kind == "digits" and number:
         return (before.values[0] / number,)
     if gap not in JOINTS or before.kind == "unit" or kind != "word":
         return ()

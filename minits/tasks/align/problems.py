@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from minits.tasks.align.arithmetic import evaluate
+from minits.tasks.align.arithmetic import LONGEST, evaluate
 from minits.tasks.answers import NUMBER, number_in
 from minits.tasks.rows import WORDS, once
 
@@ -97,8 +97,10 @@ def steps_of(solution: str | list[Any]) -> tuple[str, ...]:
 def plain_step(step: str) -> str:
     """A step without blanks, commas and dollar signs."""
     plain = re.sub(r"[\s,$]", "", step)
-    if not re.fullmatch("[^=].*=[^=]+", plain):
-        raise ValueError(f"{step!r:.100} is no calculation such as 48/2=24")
+    if not re.fullmatch("[^=].*=[^=]+", plain) or len(plain) > LONGEST:
+        raise ValueError(
+            f"{step!r:.100} is no calculation such as 48/2=24 of at most {LONGEST} characters"
+        )
     return plain
 
 

@@ -5,27 +5,30 @@
     Tom has 5 bags of 4 pens, Ann three.   5*4=20   a draw
 
 A problem is a template if each operand of its steps has exactly one source: a number of the
-question, an earlier result, or a constant (a half, 60 minutes an hour, …). Where one number has
-two sources, nobody knows which of them it must follow. Numbers in words stay as they are: "the
-three of them" counts what the story lists.
+question, an earlier result, or a constant (a half, 60 minutes an hour, …). What the question says
+in digits and otherwise too ("2 cats … twice") stays as it is, and is a constant. Numbers in words
+stay as well: "the three of them" counts what the story lists.
 """
 import random
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from typing import NamedTuple
 
-from minits.tasks.align.arithmetic import evaluate, spelled, tokens_of
+from minits.tasks.align.arithmetic import NUMBER, evaluate
 from minits.tasks.align.mentions import FREE, Mention, forms, mentions
-from minits.tasks.align.problems import Problem
+from minits.tasks.align.problems import Problem, result
 
 TRIES = 100  # draws until one fits: division without rest, results above zero, …
-DECIMALS = 4  # that a number of the text may have where it enters a step: "4.5%" as 0.045
+DECIMALS = 4  # that an operand may have: "4.5%" as 0.045
 ROUND = (1000, 500, 100, 50, 10, 5)  # what is at least four times one of these stays a multiple
 DIGITS = re.compile(r"[\d,.]*\d", re.ASCII)
 NO_AMOUNT = re.compile("[^\\W_]|[:/#]")  # what stands beside the digits of "5pm", "7:30", "#2"
+SOURCE = re.compile(r"<(\d+)>")
 
 
 class Variable(NamedTuple):
@@ -36,21 +39,17 @@ class Variable(NamedTuple):
     decimals: int
 
 
-class Operand(NamedTuple):
-    """A number of a step that follows a source, and in which of the source's forms."""
-
-    source: int  # first come the variables, then the results
-    form: int
-
-
 @dataclass(frozen=True)
 class Template:
-    """A problem whose numbers can be drawn anew."""
+    """A problem whose numbers can be drawn anew.
+
+    The sources are the variables, in all their forms, and then the results, one after the other.
+    """
 
     problem: Problem
     variables: tuple[Variable, ...]
     places: tuple[tuple[Mention, int], ...]  # mentions that follow a variable, and which
-    steps: tuple[tuple[tuple[str | Operand, ...], int], ...]  # left side, decimals of the result
+    steps: tuple[tuple[str, int], ...]  # "<0>*<3>", numbers of sources; decimals of the result
 
     def draw(self, rng: random.Random) -> Problem | None:
         """The problem with other numbers of like size; None if none were found that fit.
@@ -74,92 +73,84 @@ class Template:
 
     def fill(self, numbers: Sequence[Fraction]) -> Problem:
         """The problem with these numbers. Raises ValueError where one comes out that cannot be."""
-        sources = [forms(old.kind, new) for old, new in zip(self.variables, numbers)]
+        sources: list[Fraction] = []
+        for variable, number in zip(self.variables, numbers):
+            sources += forms(variable.kind, number)
         steps = []
-        for left, decimals in self.steps:
-            written = ""
-            for token in left:
-                if isinstance(token, Operand):
-                    token = positive(sources[token.source][token.form], DECIMALS)
-                written += token
-            value = evaluate(written)
-            answer = positive(value, decimals)
-            steps.append(f"{written}={answer}")
-            sources.append((value,))
+        for pattern, decimals in self.steps:
+            left = SOURCE.sub(lambda found: spelled(sources[int(found[1])], DECIMALS), pattern)
+            sources.append(evaluate(left))
+            answer = spelled(sources[-1], decimals)
+            steps.append(f"{left}={answer}")
         old, new, end = self.problem.question, "", 0
         for mention, variable in self.places:
-            new += old[end : mention.start]
-            new += rewritten(old[mention.start : mention.end], numbers[variable])
+            said = old[mention.start : mention.end]
+            number = fixed(numbers[variable], decimals_of(said), "," if "," in said else "")
+            new += old[end : mention.start] + DIGITS.sub(number, said, count=1)
             end = mention.end
-        return Problem(new + old[end:], tuple(steps), answer, self.problem.name)
+        return replace(self.problem, question=new + old[end:], steps=tuple(steps), answer=answer)
 
 
 def template(problem: Problem) -> Template | None:
     """The template of a problem; None if it has none."""
-    variables: dict[tuple[str, Fraction], Variable] = {}
-    places: list[tuple[Mention, tuple[str, Fraction]]] = []
-    words: set[Fraction] = set()
-    units = set(FREE)
-    for mention in mentions(problem.question):
-        if is_amount(mention, problem.question):
-            key = mention.kind, mention.values[0]
-            decimals = decimals_of(problem.question[mention.start : mention.end])
-            if key in variables:
-                decimals = min(decimals, variables[key].decimals)
-            variables[key] = Variable(*key, decimals)
-            places.append((mention, key))
-        else:
-            (units if mention.kind == "unit" else words).update(mention.values)
-        if mention.kind == "percent":
-            words.update((Fraction(1), Fraction(100)))  # of the whole
-    sources = [forms(*key) for key in variables]
+    lefts = [step.rpartition("=")[0] for step in problem.steps]
+    operands = [[Fraction(number) for number in NUMBER.findall(left)] for left in lefts]
+    variables, places, constants = variables_of(problem.question, set(chain(*operands)))
+    sources = list(chain(*(forms(kind, number) for kind, number, _ in variables)))
+    first_result = len(sources)
+
+    def source(match: re.Match[str]) -> str:
+        """ "<3>" for an operand, itself for a constant. Raises ValueError if it is not clear."""
+        number = Fraction(match[0])
+        found = [index for index, value in enumerate(sources) if value == number]
+        results = [index for index in found if index >= first_result]
+        if len(results) == uses[number] == 1:
+            found = results  # or else nothing would follow from that result
+        elif len(found) + (number in constants) != 1:
+            raise ValueError(f"{number} has no source, or two")
+        return f"<{found[0]}>" if found else match[0]
+
     steps = []
     try:
-        for step in problem.steps:
-            left, _, right = step.rpartition("=")
-            value = evaluate(right)
-            if evaluate(left) != value or not problem.complete:
-                return None
-            tokens = tuple(traced_back(token, sources, words, units) for token in tokens_of(left))
-            steps.append((tokens, decimals_of(spelled(value, DECIMALS))))
-            sources.append((value,))
+        for index, left in enumerate(lefts):
+            uses = Counter(chain(*operands[index:]))  # from this step on
+            pattern = NUMBER.sub(source, left)
+            value = evaluate(left)
+            steps.append((pattern, decimals_of(spelled(value, DECIMALS))))
+            sources.append(value)
+        exact = sources[first_result:] == list(map(result, problem.steps))
     except ValueError:
         return None
-    order = list(variables)
-    used = {token.source for left, _ in steps for token in left if isinstance(token, Operand)}
-    kept = tuple((m, order.index(key)) for m, key in places if order.index(key) in used)
-    return Template(problem, tuple(variables.values()), kept, tuple(steps)) if kept else None
+    if not (variables and exact and problem.complete):
+        return None
+    return Template(problem, tuple(variables), tuple(places), tuple(steps))
 
 
-def is_amount(mention: Mention, question: str) -> bool:
-    """Whether another number could stand there."""
-    beside = question[: mention.start][-1:] + question[mention.end :][:1]
-    if mention.kind not in ("digits", "percent") or NO_AMOUNT.search(beside):
-        return False
-    return mention.values[0] > 0
-
-
-def traced_back(
-    token: str,
-    sources: Sequence[tuple[Fraction, ...]],
-    words: set[Fraction],
-    units: set[Fraction],  # of which only those numbers are meant that are not known otherwise
-) -> str | Operand:
-    """What a token of a step follows. Raises ValueError if nothing is known, or more than one."""
-    if not token[-1].isdigit():
-        return token  # an operator
-    number = Fraction(token)
-    found = [
-        Operand(source, form)
-        for source, values in enumerate(sources)
-        for form, value in enumerate(values)
-        if value == number
-    ]
-    if len(found) + (number in words) > 1:
-        raise ValueError(f"{token} may stand for two things")
-    if not found and number not in words | units:
-        raise ValueError(f"{token} comes from nowhere")
-    return found[0] if found else token
+def variables_of(
+    question: str, operands: set[Fraction]
+) -> tuple[list[Variable], list[tuple[Mention, int]], set[Fraction]]:
+    """(numbers that can be drawn, their places with their indices, all other numbers)."""
+    amounts: dict[tuple[str, Fraction], list[Mention]] = {}
+    constants = set(FREE)
+    for mention in mentions(question):
+        beside = question[: mention.start][-1:] + question[mention.end :][:1]
+        if mention.kind in ("digits", "percent") and not NO_AMOUNT.search(beside):
+            amounts.setdefault((mention.kind, mention.values[0]), []).append(mention)
+        else:
+            constants.update(mention.values)
+    claims = Counter(constants)
+    for key in amounts:
+        claims.update(forms(*key))
+    variables, places = [], []
+    for key, found in amounts.items():
+        followed = operands.intersection(forms(*key))
+        if not followed or any(claims[value] > 1 for value in followed):
+            constants.update(forms(*key))
+            continue
+        texts = [question[mention.start : mention.end] for mention in found]
+        places += [(mention, len(variables)) for mention in found]
+        variables.append(Variable(*key, min(map(decimals_of, texts))))
+    return variables, sorted(places), constants
 
 
 def nearby(old: Variable, rng: random.Random) -> Fraction:
@@ -174,20 +165,20 @@ def nearby(old: Variable, rng: random.Random) -> Fraction:
     return Fraction(rng.randint(least, most) * unit, scale)
 
 
-def rewritten(old: str, number: Fraction) -> str:
-    """`old` with another number in the same form. Raises ValueError if that has more decimals."""
-    comma = "," if "," in old else ""
-    new = f"{Decimal(spelled(number, decimals_of(old), zeros=True)):{comma}f}"
-    return DIGITS.sub(new, old, count=1)
-
-
 def decimals_of(text: str) -> int:
     """How many decimals the number in a text has."""
     return len(DIGITS.search(text)[0].partition(".")[2])
 
 
-def positive(value: Fraction, decimals: int) -> str:
-    """`spelled`. Raises ValueError if the number is not above zero."""
-    if value <= 0:
-        raise ValueError(f"{value} is not above zero")
-    return spelled(value, decimals)
+def fixed(number: Fraction, decimals: int, comma: str = "") -> str:
+    """The number with so many decimals: "2.50". Raises ValueError if it has more, or is not > 0."""
+    scaled = number * 10**decimals
+    if scaled.denominator > 1 or number <= 0:
+        raise ValueError(f"{number} has more than {decimals} decimals, or is not above zero")
+    return f"{Decimal(f'{scaled.numerator}e-{decimals}'):{comma}f}"
+
+
+def spelled(number: Fraction, decimals: int) -> str:
+    """`fixed` without zeros at its end: "2.5"."""
+    text = fixed(number, decimals)
+    return text.rstrip("0").rstrip(".") if decimals else text

@@ -10,6 +10,7 @@ the last one stands at the end of the question.
 import re
 from bisect import bisect_left
 from collections.abc import Callable
+from contextlib import suppress
 from fractions import Fraction
 
 from minits.supervision import Step
@@ -52,10 +53,9 @@ def place(problem: Problem) -> list[tuple[int, list[int | None]]]:
         last = max((operand or 0 for operand in operands), default=0) or len(question)
         at = max(at, ends[bisect_left(ends, last)])
         placed.append((at, operands))
-        try:  # a result that was not used yet is meant before any mention in the text
+        with suppress(ValueError):  # of a result that is no number
+            # A result that was not used yet is meant before any mention in the text.
             known.setdefault(result(step), []).insert(0, at)
-        except ValueError:
-            pass
     return placed
 
 

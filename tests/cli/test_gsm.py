@@ -1,0 +1,99 @@
+"""The commands on word problems: text after the question, the probe, answers side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_helpers import call, result
+
+QUICK = "--steps 2 --batch-size 4 --max-thought-tokens 8 --warmup 1 --device cpu".split()
+SUFFIX = "Say it now."
+
+
+def lines(first: int) -> str:
+    """Twelve problems of one form."""
+    return "".join(
+        f"Tom has {n} pens. He buys {n + 1}. How many has he?||<<{n}+{n + 1}={2 * n + 1}>> "
+        f"#### {2 * n + 1}\n"
+        for n in range(first, first + 12)
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A folder with a run of Thinking States and one of CoT; nobody changes it."""
+    folder = tmp_path_factory.mktemp("gsm")
+    (folder / "train.txt").write_text(lines(1))
+    (folder / "test.txt").write_text(lines(20))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for method in (["thinking", "--one-per-chunk"], ["cot"]):
+            files = ["--train", "train.txt", "--test", "test.txt", "--suffix", SUFFIX]
+            how = ["--method", *method, "--resample", "0.5", "--out", method[0], *QUICK]
+            status, _, err = call("train", "gsm", *files, *how)
+            assert status == 0, err
+    return folder
+
+
+@pytest.fixture
+def inside(runs, monkeypatch) -> Path:
+    monkeypatch.chdir(runs)
+    return runs
+
+
+def test_infer_puts_the_text_of_training_after_the_prompt(inside):
+    status, out, err = call("infer", "--run", "thinking", "Tom has 3 pens.", "--device", "cpu")
+    assert status == 0 and f"put after every prompt, as in training: '{SUFFIX}'" in err
+    assert "Tom has 3 pens. Say it now.  ->" in out
+    _, out, _ = call("infer", "--run", "thinking", "Tom has 3 pens.", "--json", "--device", "cpu")
+    told = json.loads(out)
+    assert told["prompt"] == "Tom has 3 pens."
+
+
+def test_a_checkpoint_alone_knows_the_text_too(inside):
+    (checkpoint,) = (inside / "thinking" / "checkpoints").iterdir()
+    _, out, _ = call("infer", "--model", str(checkpoint), "Tom has 3 pens.", "--device", "cpu")
+    assert "Tom has 3 pens. Say it now.  ->" in out
+
+
+def test_predictions_name_row_and_gold_steps(inside):
+    first = json.loads((inside / "thinking" / "predictions_test.jsonl").read_text().splitlines()[0])
+    assert (first["index"], first["name"]) == (0, "test.txt, line 1")
+    assert first["gold_steps"] == ["20+21=41"]
+    report = json.loads((inside / "thinking" / "record.json").read_text())["test"]
+    assert report["counts"].keys() >= {"first_result", "chain", "strict", "unparsable"}
+    assert report["buckets"].keys() == {"1"}
+
+
+@pytest.mark.parametrize("run", ["thinking", "cot"])
+def test_the_question_can_be_read_first(run, inside):
+    _, out, _ = call("eval", "--run", run, "--question-first", "--json", "--device", "cpu")
+    told = result(out)
+    probe = told["question_first"]
+    assert probe["rows_wrong_before"] == 12 - round(told["accuracy"] * 12)
+    assert 0 <= probe["accuracy"] <= 1
+
+
+def test_the_probe_is_for_tasks_with_questions(inside):
+    status, _, err = call("eval", "parity", "--question-first", "--device", "cpu")
+    assert status == 2 and "--question-first: parity has no questions" in err
+
+
+def test_answers_are_timed_in_turn(inside):
+    how = "bench answers --run thinking --against cot --samples 2 --repeats 1 --device cpu --json"
+    _, out, _ = call(*how.split())
+    other, *ways = result(out)["lines"]
+    assert (other["method"], other["speed_up"], other["prompts"]) == ("cot", 1.0, 2)
+    assert {way["method"] for way in ways} == {"thinking"} and len(ways) == 7
+    for way in ways:
+        assert way["speed_up"] == pytest.approx(other["ms"] / way["ms"], rel=1e-3)
+        if way["draft"] == "trivial" and way["prefill"] == "speculative" and not way["lookahead"]:
+            assert way["rounds"] <= way["entered_and_one"]
+
+
+@pytest.mark.parametrize("missing", ["--run thinking", "--against cot"])
+def test_both_runs_must_be_named(missing, inside):
+    status, _, err = call("bench", "answers", *missing.split(), "--device", "cpu")
+    assert status == 2 and "bench answers needs --run FOLDER --against FOLDER" in err
