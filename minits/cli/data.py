@@ -20,6 +20,7 @@ from minits.tasks import TASKS, Task, make_task, options_of
 from minits.tasks.align.problems import Problem
 from minits.tasks.align.teacher import align_with_teacher, row_line
 from minits.tasks.gsm import Gsm
+from minits.tasks.rows import FILES
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, DataFlags)
     # T's warm-up has other targets for some time, but none that would be shown here.
     options = parser.add_argument_group("options of the method thinking")
-    add_flags(options, Thinking, omit=("warm_up",))
+    add_flags(options, Thinking, omit=("thought_warmup",))
 
 
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -174,7 +175,8 @@ def taught(task: Task, split: str, flags: DataFlags) -> tuple[Task, dict[str, in
     print(f"{flags.teacher_model}, {len(problems)} problems: {ways}", flush=True)
     if not counts["accepted"]:
         raise ValueError(f"no reply was accepted; {flags.out}.replies.jsonl holds the reasons.")
-    return replace(task, align="given", **{split: flags.out}), dict(counts)
+    files = dict.fromkeys(FILES) | {split: flags.out}
+    return replace(task, align="given", **files), dict(counts)
 
 
 def described(
