@@ -7,20 +7,20 @@ from statistics import fmean
 from typing import Any
 
 from minits.checkpoint.download import checkpoint_of, resolve
-from minits.checkpoint.files import present, write_text
+from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
-from minits.cli.flags import Output, add_flags, note, take
+from minits.cli.flags import Output, add_flags, check_new_file, note, take
 from minits.cli.sources import trained_method, trained_task
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
 from minits.tasks import TASKS, Task, make_task, options_of
 from minits.tasks.align.problems import Problem
-from minits.tasks.align.teacher import align_with_teacher, row_line
+from minits.tasks.align.teacher import align_with_teacher
 from minits.tasks.gsm import Gsm
-from minits.tasks.rows import FILES
+from minits.tasks.rows import FILES, row_line
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
@@ -127,17 +127,11 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def check_out(flags: DataFlags) -> None:
-    """Raises ValueError or FileNotFoundError where --out cannot be written, or is missing."""
+    """Raises as `check_new_file`, and ValueError if --out is missing."""
     if flags.teacher_url and not (flags.teacher_model and flags.out):
         raise ValueError("--teacher-url needs --teacher-model NAME and --out FILE beside it.")
-    out = Path(flags.out or ".")
-    if not out.absolute().parent.is_dir():
-        raise FileNotFoundError(
-            f"--out {out}: its folder does not exist; make it first, or name another file."
-        )
     # What a teacher wrote may grow; align_with_teacher looks whether it did.
-    if flags.out and present(out) and not flags.teacher_url:
-        raise ValueError(f"--out {out} exists. Nothing is overwritten: name another file.")
+    check_new_file(flags.out, grows=bool(flags.teacher_url))
 
 
 def write_rows(task: Task, split: str, flags: DataFlags) -> None:

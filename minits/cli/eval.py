@@ -5,8 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from minits.checkpoint.files import present
-from minits.cli.flags import Output, add_flags, note, take
+from minits.cli.flags import Output, add_flags, check_new_file, note, take
 from minits.cli.sources import describe_model, open_model, say_limit, trained_method, trained_task
 from minits.generation import PREFILLS, GenerationConfig
 from minits.lab.provenance import record
@@ -75,13 +74,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     config = take(given, GenerationConfig)
     if flags.task is not None:
         check_options(flags.task, given)
+    check_new_file(flags.out)
     out = Path(flags.out) if flags.out else None
-    if out and not out.absolute().parent.is_dir():
-        raise FileNotFoundError(
-            f"--out {out}: its folder does not exist; make it first, or name another file."
-        )
-    if out and present(out):
-        raise ValueError(f"--out {out} exists. Nothing is overwritten: name another file.")
     engine, tokenizer, about, folder = open_model(flags)
     trained = trained_task(folder, about, flags.task)
     check_options(trained.name, given)

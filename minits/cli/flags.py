@@ -3,8 +3,10 @@ import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from minits.checkpoint.files import present
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
 
@@ -26,6 +28,19 @@ IDLE = (
 def note(text: str) -> None:
     """A line for the person at the terminal that is not part of the result."""
     print(text, file=sys.stderr, flush=True)
+
+
+def check_new_file(out: str | None, grows: bool = False) -> None:
+    """Raises ValueError or FileNotFoundError where --out cannot be written.
+
+    grows: a file that is there is gone on with.
+    """
+    if out and not Path(out).absolute().parent.is_dir():
+        raise FileNotFoundError(
+            f"--out {out}: its folder does not exist; make it first, or name another file."
+        )
+    if out and present(Path(out)) and not grows:
+        raise ValueError(f"--out {out} exists. Nothing is overwritten: name another file.")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from minits.supervision import OVERFLOW_SEPARATOR, Example
 from minits.tasks.align.problems import Problem, parse_problem, result
 from minits.tasks.align.resample import Template, template
 from minits.tasks.align.rules import ALIGNERS, traced
-from minits.tasks.answers import SCORINGS, number_in
+from minits.tasks.answers import NUMBER, SCORINGS, number_in
 from minits.tasks.rows import Rows, RowsFile
 from minits.tasks.task import USUAL
 
@@ -68,6 +68,7 @@ class Gsm(Rows):
         rows, about = super().file(split)
         whole = [problem for problem in rows if problem.complete]
         if not whole:
+            del self.files[split]
             raise ValueError(f"{about['file']}: no problem has a last step that gives its answer.")
         self.files[split] = RowsFile(whole, about | {"left_out": len(rows) - len(whole)})
         return self.files[split]
@@ -86,10 +87,15 @@ class Gsm(Rows):
         if split == "train" and self.resample:
             row = self.drawn(index, row, seed)
         steps = ALIGNERS[self.align](row)
-        example = self.whole(Example(row.question, steps, row.answer, (), len(steps), row.name))
-        if not row.complete:
+        return self.whole(Example(row.question, steps, row.answer, (), len(steps), row.name))
+
+    def whole(self, example: Example) -> Example:
+        """As that of the task rows; where the last step gives the answer, this is known of it."""
+        example = super().whole(example)
+        if not example.steps or value(example.steps[-1].text) != number_in(example.answer):
             return example
-        return replace(example, values=((example.answer.rindex(row.answer), len(steps) - 1),))
+        *_, number = NUMBER.finditer(example.answer)
+        return replace(example, values=((number.start(), len(example.steps) - 1),))
 
     def coverage(self, split: str, n: int) -> dict[str, float]:
         rows, about = self.file(split)

@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -270,6 +270,15 @@ def parse_row(line: str) -> Example:
         if wrong := re.search("[\0\ud800-\udfff]", text):
             raise ValueError(f"{wrong[0]!r} is no character of a text")
     return Example(question, placed, answer, size=len(placed))
+
+
+def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
+    """The line that `parse_row` reads so. Raises ValueError for a question that holds a marker."""
+    if MARKER in question:
+        raise ValueError(f"the question {question!r:.100} holds {MARKER}, which marks steps")
+    placed = [{"at": step.position, "text": step.text} for step in steps]
+    row = {"question": question, "steps": placed, "answer": answer}
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def members(value: Any, kinds: dict[str, type], what: str) -> list[Any]:

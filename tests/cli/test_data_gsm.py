@@ -118,7 +118,8 @@ def test_rows_that_were_written_are_read_back_as_they_were(files, more, task):
     assert back.size("train") == there.size("train") == 3
     for i in range(3):
         old, new = (each.example("train", i, 0) for each in (there, back))
-        assert replace(new, name="") == replace(old, name="", values=())
+        values = old.values if task == "gsm" else ()
+        assert replace(new, name="") == replace(old, name="", values=values)
     first = json.loads((files / "rows.jsonl").read_text(encoding="utf-8").split("\n")[0])
     assert set(first) == {"question", "steps", "answer"} and first["answer"] == "7"
     assert first["question"] == LINES[0].partition("||")[0]

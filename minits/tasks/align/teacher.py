@@ -27,6 +27,7 @@ from tqdm import tqdm
 from minits.checkpoint.files import write_text
 from minits.supervision import MARKER, Step, parse_marked
 from minits.tasks.align.problems import Problem
+from minits.tasks.rows import row_line
 
 KEY = "MINITS_TEACHER_KEY"  # environment variable
 STRAIGHT = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")
@@ -192,15 +193,6 @@ def accepted(problems: Sequence[Problem], replies: dict[str, str]) -> str:
         for problem, steps, reason in verdicts(problems, replies)
         if not reason
     )
-
-
-def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
-    """A line as the task `rows` reads it. Raises ValueError for a question that it would not."""
-    if MARKER in question:
-        raise ValueError(f"the question {question!r:.100} holds {MARKER}, which marks steps.")
-    placed = [{"at": step.position, "text": step.text} for step in steps]
-    row = {"question": question, "steps": placed, "answer": answer}
-    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def messages(problem: Problem) -> list[dict[str, str]]:
