@@ -1,11 +1,14 @@
 """The tables of results, made of the records of real runs and nothing else."""
 import json
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from minits.checkpoint.files import require, write_text
+from minits.lab.paired import difference
 from minits.lab.presets import PRESETS, TABLES, Preset
+from minits.methods import METHODS
 
 RECORDS = Path(__file__).parent / "records"
 # Where the tables stand: each between two lines that name it.
@@ -44,7 +47,7 @@ def tables(records: Sequence[Record]) -> dict[str, str]:
     """All tables by name, in Markdown.
 
     "summary": a line a task and method; "runs": a line for each run of a preset, and for each
-    preset never run.
+    preset never run. "gsm": a line a run on word problems.
     """
     parts = []
     for title in TABLES:
@@ -54,7 +57,7 @@ def tables(records: Sequence[Record]) -> dict[str, str]:
             for run in runs or [None]
         ]
         parts += [f"**{title}**", markdown(COLUMNS, lines)]
-    return {"summary": overview(records), "runs": "\n\n".join(parts)}
+    return {"summary": overview(records), "runs": "\n\n".join(parts), "gsm": word_problems(records)}
 
 
 def table(title: str, records: Sequence[Record]) -> Iterator[tuple[str, Preset, list[Record]]]:
@@ -99,6 +102,59 @@ def seeds(preset: Preset, runs: Sequence[Record]) -> str:
     ]
     paper = "" if preset.paper is None else f" ({preset.paper:.2f})"
     return (", ".join(accuracies) or "not run") + paper
+
+
+GSM_COLUMNS = (
+    "method, start",
+    "test, %",
+    "valid, %",
+    "first result, %",
+    "last result, %",
+    "answer right if it is, %",
+    "thoughts that say something, right, %",
+    "c, text after",
+    "seed",
+    "training",
+    "machine",
+    "revision",
+)
+
+
+def word_problems(records: Sequence[Record]) -> str:
+    """The runs on GSM that were evaluated on valid and test, by method."""
+    runs = [run for run in records if run.get("settings", {}).get("task") == "gsm"]
+    runs = sorted(runs, key=lambda run: (run["settings"]["model"], run["settings"]["method"]))
+    lines = []
+    for run in runs:
+        settings, test = run["settings"], run["test"]
+        said = [test["counts"].get(name) for name in ("first_result", "last_result")]
+        said += [test["counts"].get("right_if_last_is"), test["nontrivial_right"]]
+        suffix = "none" if not settings["suffix"] else f"{len(settings['suffix'].split())} words"
+        lines.append([
+            f"{METHODS[settings['method']].title}, {settings['model']}",
+            share(test),
+            share(run["valid"]),
+            *("–" if each is None else f"{100 * each:.1f}" for each in said),
+            f"{settings['chunk_size']}, {suffix}",
+            str(run["seed"]),
+            f"{run['steps']} steps, {run['train_seconds']:.0f} s",
+            run["machine"],
+            run["revision"],
+        ])
+    return "\n\n".join([markdown(GSM_COLUMNS, lines), *differences(runs)])
+
+
+def differences(runs: Sequence[Record]) -> Iterator[str]:
+    """A line for each two methods on the same model: how far they lie apart on the test rows."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for run in runs:
+        if right := run["test"].get("right"):
+            methods = found.setdefault(run["settings"]["model"], {})
+            methods.setdefault(METHODS[run["settings"]["method"]].title, []).append(right)
+    for model, methods in found.items():
+        for one, other in combinations(methods, 2):
+            mean, low, high = (100 * x for x in difference(methods[one], methods[other]))
+            yield f"{model}: {one} less {other} {mean:+.1f} points [{low:+.1f}, {high:+.1f}]"
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

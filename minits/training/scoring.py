@@ -42,6 +42,7 @@ class Report:
     stopped_by_length: float
     mean_rounds: float
     mean_nontrivial: float
+    right: str  # of each row "1" or "0", in order: to compare with others on the same rows
 
     def record(self) -> dict[str, Any]:
         """As a record holds it, the sizes under their unit."""
@@ -235,6 +236,7 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
         mean_rounds=fmean(line["rounds"] for line in lines),
         mean_nontrivial=fmean(line["nontrivial"] for line in lines),
+        right="".join(str(int(each)) for each in right),
     )
 
 

@@ -282,6 +282,7 @@ def train_and_evaluate(
     if len(reports) < len(rows):
         return {"interrupted": True} | place
     figures = {f"accuracy_{split}": report.accuracy for split, report in reports.items()}
+    figures |= {"samples": training.done * training.settings.batch_size}
     figures |= {"steps": training.done, "train_seconds": round(training.seconds, 2)}
     figures |= {split: report.record() for split, report in reports.items()}
     figures |= {"best_step": training.best_step} if training.settings.keep_best else {}

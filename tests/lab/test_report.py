@@ -241,3 +241,44 @@ def test_a_record_names_the_revision_of_our_own_repository_alone(
     head = subprocess.check_output(["git", "-C", tmp_path, "rev-parse", "--short", "HEAD"])
     monkeypatch.setattr(provenance, "__file__", str(copy))
     assert provenance.revision() == {"commit": head.decode().strip(), "env": "env"}[wanted]
+
+
+def test_a_run_on_word_problems_is_a_line_of_their_table():
+    evaluation = {
+        "accuracy": 0.25,
+        "interval": [0.2, 0.3],
+        "nontrivial_right": 0.125,
+        "counts": {"first_result": 0.5, "last_result": 0.3},
+    }
+    settings = {"task": "gsm", "method": "thinking", "model": "FOLDER", "suffix": "Think now."}
+    run = {
+        "settings": settings | {"chunk_size": 4},
+        "valid": evaluation | {"accuracy": 0.26},
+        "test": evaluation,
+        "seed": 1,
+        "steps": 10,
+        "train_seconds": 3.4,
+        "machine": "card",
+        "revision": "abc",
+    }
+    head, _, line = tables([run])["gsm"].splitlines()
+    found = dict(zip(head.split(" | "), line.split(" | ")))
+    assert found["| method, start"] == "| Thinking States, FOLDER"
+    assert found["test, %"] == "25.0 [20.0, 30.0]" and found["valid, %"].startswith("26.0")
+    assert (found["first result, %"], found["last result, %"]) == ("50.0", "30.0")
+    assert found["answer right if it is, %"] == "–"
+    assert found["thoughts that say something, right, %"] == "12.5"
+    assert found["c, text after"] == "4, 2 words" and found["training"] == "10 steps, 3 s"
+
+
+def test_methods_on_the_same_model_are_compared_row_by_row():
+    def ran(method: str, right: str) -> dict:
+        evaluation = {"accuracy": 0.5, "interval": [0, 1], "counts": {}, "right": right}
+        evaluation |= {"nontrivial_right": None}
+        settings = {"task": "gsm", "method": method, "model": "M", "suffix": "", "chunk_size": 4}
+        run = {"settings": settings, "valid": evaluation, "test": evaluation, "seed": 1}
+        return run | {"steps": 1, "train_seconds": 1, "machine": "card", "revision": "abc"}
+
+    runs = [ran("thinking", "1111"), ran("thinking", "1010"), ran("no-cot", "0000")]
+    *_, last = tables(runs)["gsm"].split("\n\n")
+    assert last.startswith("M: No-CoT less Thinking States -75.0 points [")
