@@ -1,7 +1,9 @@
 """`run.py data`: an example of a task as the model sees it, and what the supervision is like."""
 import argparse
+import json
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +14,7 @@ from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
 from minits.cli.flags import Output, add_flags, note, take
-from minits.cli.sources import trained_method, trained_task
+from minits.cli.sources import open_model, trained_method, trained_task
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
@@ -20,10 +22,13 @@ from minits.tasks import TASKS, Task, make_task, options_of
 from minits.tasks.align.problems import Problem
 from minits.tasks.align.teacher import align_with_teacher, row_line
 from minits.tasks.gsm import Gsm
+from minits.tasks.knowledge import ask_model, replies_of
 from minits.tasks.rows import FILES
 from minits.tasks.task import check_overlap, describe_sources
+from minits.tasks.two_hop import TwoHop
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
+from minits.training.recipe import Machine
 from minits.training.scoring import sharing
 
 WORDS = "show an example of a task with its chunks, markers and targets"
@@ -31,7 +36,7 @@ OPTIONS = ("task",)
 
 
 @dataclass(frozen=True)
-class DataFlags(Output):
+class DataFlags(Output, Machine):
     """What `run.py data` takes beside the task's options."""
 
     task: str | None = setting(
@@ -64,6 +69,12 @@ class DataFlags(Output):
     )
     teacher_model: str | None = setting(None, "the name that the endpoint knows its model by")
     teacher_threads: int = setting(8, "problems that the endpoint gets at a time", least=1)
+    ask_model: bool = setting(
+        False,
+        "two-hop: ask --model both facts of every row, and write to --out which rows it knows and "
+        "does not guess, for --known",
+    )
+    plain: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +91,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     check_out(flags)
     task, method, tokenizer, config = described(flags, given)
     check_overlap(task)
+    if flags.ask_model:
+        return knowledge(task, flags), 0
     split, c = flags.split or task.splits[0], config.chunk_size
     if split not in task.splits:
         raise ValueError(f"--split {split}: {task.name} has {', '.join(task.splits)}.")
@@ -126,8 +139,31 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return figures | ({"data_files": files} if files else {}), 0
 
 
+def knowledge(task: Task, flags: DataFlags) -> dict[str, Any]:
+    """Writes to --out what --model knows of all files. Raises ValueError for another task."""
+    if not isinstance(task, TwoHop) or task.knowledge != "rows":
+        raise ValueError("--ask-model is for two-hop without --knowledge; leave one of them out.")
+    task = replace(task, valid_share=0.0)
+    splits = [split for split in FILES if task.size(split)]
+    rows = {split: task.file(split).examples for split in splits}
+    engine, tokenizer, _, folder = open_model(flags)
+    reply = partial(replies_of, engine, tokenizer)
+    found = ask_model([row for split in splits for row in rows[split]], reply)
+    kept = set(found["kept"])
+    counts = {split: sum(row.id in kept for row in rows[split]) for split in splits}
+    model = {"model": str(folder), "revision": flags.revision, "dtype": str(engine.dtype)}
+    found = model | {"data": task.sources(), "kept_rows": counts} | found
+    write_text(Path(flags.out), json.dumps(found, indent=1) + "\n")
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in found["shares"].items())
+    left = ", ".join(f"{count} of {split}" for split, count in counts.items())
+    print(f"{found['rows']} rows: {shares}; kept: {left}: {flags.out}", flush=True)
+    return {name: value for name, value in found.items() if name != "kept"}
+
+
 def check_out(flags: DataFlags) -> None:
     """Raises ValueError or FileNotFoundError where --out cannot be written, or is missing."""
+    if flags.ask_model and (flags.model == "tiny" or not flags.out):
+        raise ValueError("--ask-model needs --model (a folder or hub id) and --out FILE beside it.")
     if flags.teacher_url and not (flags.teacher_model and flags.out):
         raise ValueError("--teacher-url needs --teacher-model NAME and --out FILE beside it.")
     out = Path(flags.out or ".")

@@ -20,6 +20,8 @@ IDLE = (
     ("table", "json", True),
     ("teacher_model", "teacher_url", None),
     ("teacher_threads", "teacher_url", None),
+    ("device", "ask_model", False),
+    ("dtype", "ask_model", False),
 )
 
 
