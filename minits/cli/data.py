@@ -141,23 +141,17 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 def knowledge(task: Task, flags: DataFlags) -> dict[str, Any]:
     """Writes to --out what --model knows of all files. Raises ValueError for another task."""
-    if not isinstance(task, TwoHop) or task.knowledge != "rows":
-        raise ValueError("--ask-model is for two-hop without --knowledge; leave one of them out.")
-    task = replace(task, valid_share=0.0)
-    splits = [split for split in FILES if task.size(split)]
-    rows = {split: task.file(split).examples for split in splits}
+    if not isinstance(task, TwoHop):
+        raise ValueError(f"--ask-model: {task.name} has no two hops to ask; leave it out.")
+    task = replace(task, knowledge="rows", facts=None, known=None, valid_share=0.0, ask="question")
+    rows = {split: task.file(split).examples for split in task.splits if task.size(split)}
     engine, tokenizer, _, folder = open_model(flags)
-    reply = partial(replies_of, engine, tokenizer)
-    found = ask_model([row for split in splits for row in rows[split]], reply)
-    kept = set(found["kept"])
-    counts = {split: sum(row.id in kept for row in rows[split]) for split in splits}
-    model = {"model": str(folder), "revision": flags.revision, "dtype": str(engine.dtype)}
-    found = model | {"data": task.sources(), "kept_rows": counts} | found
+    found = {"model": str(folder), "revision": flags.revision, "data": task.sources()}
+    found |= ask_model(rows, partial(replies_of, engine, tokenizer))
     write_text(Path(flags.out), json.dumps(found, indent=1) + "\n")
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in found["shares"].items())
-    left = ", ".join(f"{count} of {split}" for split, count in counts.items())
-    print(f"{found['rows']} rows: {shares}; kept: {left}: {flags.out}", flush=True)
-    return {name: value for name, value in found.items() if name != "kept"}
+    for split, shares in found["shares"].items():
+        print(f"{split}: " + ", ".join(f"{k} {v:.4g}" for k, v in shares.items()), flush=True)
+    return found
 
 
 def check_out(flags: DataFlags) -> None:

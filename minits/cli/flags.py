@@ -111,7 +111,7 @@ def take(given: dict[str, Any], config: type) -> Any:
     found = check_settings(config(**mine), flag)
     for name, other, value in IDLE:
         if name in mine and other in own and getattr(found, other) == value:
-            how = "without" if value is None else "with"
+            how = "with" if value else "without"
             shown = f" {value}" if isinstance(value, str) else ""
             raise ValueError(
                 f"{flag(name)} does nothing {how} {flag(other)}{shown}; leave one of them out."

@@ -5,15 +5,13 @@
      "steps": ["Bergen is part of Norway.", "The currency of Norway is the Krone."],
      "bridge": "Norway"}
 
-May be there, too: id, aliases (of the answer), bridge_aliases, and at: the character of the
-question up to which the words reach that name the first hop. Tables with the columns of TwoHopFact
-and SOCRATES are read as such lines.
+May be there, too: aliases (of the answer), bridge_aliases, and at: the character of the question up
+to which the words reach that name the first hop. A line may also hold the columns of TwoHopFact or
+SOCRATES; of their tables csv.DictReader and json.dumps make such lines.
 """
-import csv
-import io
 import json
 from ast import literal_eval
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,9 +21,8 @@ from minits.tasks.rows import check_texts, members, parse_json
 ROW = dict.fromkeys(("question", "e1", "r1", "r2", "bridge", "answer"), str)
 ROW |= dict.fromkeys(("steps", "bridge_aliases", "aliases"), list)
 FACT = dict.fromkeys(("subject", "object", "template"), str)
-# The columns of a table, and what they are called here; a step is a hop's prompt and its object.
+# The columns of those tables, and what they are called here. A step: a hop's prompt and object.
 COLUMNS = {
-    "uid": "id",
     "r2(r1(e1)).prompt": "question",
     "e1.value": "e1",
     "r1.category": "r1",
@@ -49,13 +46,9 @@ class Hop(NamedTuple):
 class TwoHopExample(Example):
     """A two-hop question. Its steps are those of both hops, in order."""
 
-    id: str = ""
+    question: str = ""  # without a suffix
     subject: str = ""  # e1
     hops: tuple[Hop, ...] = ()
-
-    @property
-    def relations(self) -> tuple[str, ...]:
-        return tuple(hop.relation for hop in self.hops)
 
 
 def parse_two_hop(line: str, after: str) -> TwoHopExample:
@@ -89,8 +82,8 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
     if not (type(at) is int and 0 <= at <= len(question)):
         raise ValueError(f"'at' is {json.dumps(at)}, no character of the question")
     placed = Step(at, steps[0]), Step(len(question), steps[1])
-    name = str(row.get("id", question))
-    return TwoHopExample(question, placed, answer, size=2, id=name, subject=subject, hops=(*hops,))
+    own = {"question": question, "subject": subject, "hops": tuple(hops)}
+    return TwoHopExample(question, placed, answer, size=2, **own)
 
 
 def parse_fact(line: str) -> Example:
@@ -133,11 +126,3 @@ def flat(value: Any) -> Iterator[str]:
     else:
         for each in value:
             yield from flat(each)
-
-
-def lines_of(content: bytes, lines: Iterable[bytes]) -> Iterable[bytes]:
-    """`lines` of a file; of a table (CSV) its rows as JSON."""
-    if content.lstrip(b"\xef\xbb\xbf \r\n")[:1] in (b"{", b""):
-        return lines
-    table = csv.DictReader(io.StringIO(content.decode("utf-8-sig"), newline=""))
-    return (json.dumps(cells).encode() for cells in table)

@@ -1,10 +1,9 @@
-"""What a base model knows: which two-hop rows it has both facts of, and does not just guess.
+"""What a base model knows: the two-hop rows that it has both facts of, and does not just guess.
 
 It is asked in plain text, greedily. A fact is known if in at least one of three phrasings the first
 line of the reply holds a name of its object, as whole words.
 """
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -21,37 +20,38 @@ from minits.thinking import Engine
 
 PHRASINGS = ("{}", "Here is a fact. {}", "Fill in the blank: {} ____.\nAnswer:")
 GUESSES = ("{}", "Question: {}\nAnswer:")  # of the question without its subject
-NEW_TOKENS = 16
-BATCH = 128
-KEYS = ("model", "data", "kept")
-Reply = Callable[[Sequence[str]], dict[str, str]]  # of each prompt
+FILTERS = ("first_hop", "second_hop", "not_guessed", "kept")
+NEW_TOKENS, BATCH = 16, 128
 
 
-def ask_model(rows: Sequence[TwoHopExample], reply: Reply) -> dict[str, Any]:
-    """ids of the rows that are `kept`, and the share of rows that passes each filter."""
-    asked = [list(questions(row)) for row in rows]
-    replies = reply(sorted({text for row in asked for texts, _ in row for text in texts}))
-    verdicts = [
-        [any(names_one_of(replies[text], names) for text in texts) for texts, names in row]
-        for row in asked
-    ]
-    passed = {
-        "first_hop": [first for first, _, _ in verdicts],
-        "second_hop": [second for _, second, _ in verdicts],
-        "not_guessed": [not guessed for *_, guessed in verdicts],
-    }
-    passed["kept"] = [all(marks) for marks in zip(*passed.values())]
-    shares = {name: fmean(marks) for name, marks in passed.items()}
-    kept = [row.id for row, keep in zip(rows, passed["kept"]) if keep]
+def ask_model(
+    splits: Mapping[str, Sequence[TwoHopExample]],
+    reply: Callable[[Sequence[str]], dict[str, str]],  # to each prompt
+) -> dict[str, Any]:
+    """The questions that are `kept`, and of each split the share that passes each filter."""
+    rows = [row for split in splits.values() for row in split]
+    asked = {row.question: list(probes(row)) for row in rows}
+    replies = reply(sorted({text for row in asked.values() for texts, _ in row for text in texts}))
+    passed = {}
+    for question, row in asked.items():
+        first, second, guessed = (
+            any(names_one_of(replies[text], names) for text in texts) for texts, names in row
+        )
+        passed[question] = first, second, not guessed, first and second and not guessed
+    shares = {}
+    for split, rows in splits.items():
+        marks = zip(*(passed[row.question] for row in rows))
+        shares[split] = {"rows": len(rows)} | dict(zip(FILTERS, map(fmean, marks)))
+    kept = [question for question, marks in passed.items() if all(marks)]
     texts = {"phrasings": PHRASINGS, "guesses": GUESSES, "new_tokens": NEW_TOKENS}
-    return {"rows": len(rows), "shares": shares} | texts | {"kept": kept}
+    return {"shares": shares} | texts | {"kept": kept}
 
 
-def questions(row: TwoHopExample) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+def probes(row: TwoHopExample) -> Iterator[tuple[list[str], tuple[str, ...]]]:
     """(prompts, right names) of the first hop, of the second, and of a guess at the answer."""
     for hop in row.hops:
         yield [each.replace("{}", hop.prompt) for each in PHRASINGS], hop.names
-    blank = " ".join(row.prompt.replace(row.subject, " ").split())
+    blank = " ".join(row.question.replace(row.subject, " ").split())
     yield [each.replace("{}", blank) for each in GUESSES], row.hops[1].names
 
 
@@ -63,7 +63,7 @@ def replies_of(engine: Engine, tokenizer: Tokenizer, prompts: Sequence[str]) -> 
         batch = order[start : start + BATCH]
         results = generate(engine, tokenizer, batch, think=False, max_new_tokens=NEW_TOKENS)
         found |= {text: result.text.strip() for text, result in zip(batch, results)}
-    return {text: (said.splitlines() or [""])[0] for text, said in found.items()}
+    return {text: said.partition("\n")[0] for text, said in found.items()}
 
 
 def read_known(path: Path) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def read_known(path: Path) -> dict[str, Any]:
     Raises FileNotFoundError with what is there instead, or ValueError for another file.
     """
     found = read_json(path)
-    if not set(KEYS) <= set(found):
+    if not found.keys() >= {"model", "data", "kept"}:
         raise ValueError(
-            f"--known {path} has no {', '.join(KEYS)}: make it with data two-hop --ask-model."
+            f"--known {path} has no model, data, kept: make it with data two-hop --ask-model."
         )
-    return found | {"sha256": sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()}
+    return found | {"sha256": sha256(path.read_bytes()).hexdigest()}

@@ -99,17 +99,9 @@ class Rows(Task):
             names = getattr(self, split)
             if not names:
                 raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
-            read = [self.read(split, name, self.row) for name in files_in(names)]
+            read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
             self.files[split] = read[0] if len(read) == 1 else together(names, read)
         return self.files[split]
-
-    def read(self, split: str, name: str, parse: Callable[[str], Any]) -> RowsFile:
-        return read_rows(split, name, parse, self.skip_bad, self.lines)
-
-    @staticmethod
-    def lines(content: bytes) -> Iterable[bytes]:
-        """A file's lines, each a row."""
-        return LINE_ENDS.split(content)
 
     def row(self, line: str) -> Any:
         """The example in a line, or what `example` makes one of.
@@ -229,16 +221,10 @@ def question_first(example: Example, suffix: str) -> Example:
     return replace(example, prompt=f"{last} {example.prompt}", steps=(), values=())
 
 
-def read_rows(
-    split: str,
-    name: str,
-    parse: Callable[[str], Any],
-    skip_bad: bool,
-    lines: Callable[[bytes], Iterable[bytes]],
-) -> RowsFile:
+def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> RowsFile:
     """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
     content, examples, bad = content_of(split, name), [], []
-    for number, line in enumerate(lines(content), 1):
+    for number, line in enumerate(LINE_ENDS.split(content), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():

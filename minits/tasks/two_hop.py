@@ -5,7 +5,7 @@ what is measured is how they are put together. Parametric: only rows stay whose 
 model knows, without guessing the answer (knowledge.py).
 """
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 from minits.settings import flag, setting
 from minits.supervision import Example
 from minits.tasks.answers import SCORINGS, behind, name_of, names_one_of, normalised
-from minits.tasks.hops import TwoHopExample, lines_of, parse_fact, parse_two_hop
+from minits.tasks.hops import TwoHopExample, parse_fact, parse_two_hop
 from minits.tasks.knowledge import read_known
-from minits.tasks.rows import FILES, Rows, RowsFile
+from minits.tasks.rows import FILES, Rows, RowsFile, read_rows
 from minits.tasks.task import USUAL, Task
 
 REGIMES = {"full": "facts", "parametric": "known"}  # and the file that each needs
@@ -127,7 +127,7 @@ class TwoHop(Rows):
     @cached_property
     def fact_rows(self) -> RowsFile:
         """The facts."""
-        rows, about = self.read("facts", self.facts, parse_fact)
+        rows, about = read_rows("facts", self.facts, parse_fact, self.skip_bad)
         return RowsFile([replace(row, taught=not self.untaught_facts) for row in rows], about)
 
     @cached_property
@@ -137,23 +137,18 @@ class TwoHop(Rows):
 
     def kept_rows(self, rows: list[TwoHopExample], about: dict[str, Any]) -> list[TwoHopExample]:
         """The rows whose facts are known. Raises ValueError if the model was not asked them."""
-        asked = [each["sha256"] for each in self.known_rows["data"].values()]
-        if about["sha256"] not in asked:
+        if about["sha256"] not in (each["sha256"] for each in self.known_rows["data"].values()):
             raise ValueError(
                 f"--known {self.known} was made from other rows than those of {about['file']} "
                 f"(SHA-256 {about['sha256']:.12}…). Make it anew: data two-hop --ask-model."
             )
         kept = set(self.known_rows["kept"])
-        return [row for row in rows if row.id in kept]
+        return [row for row in rows if row.question in kept]
 
     def held_out(self, subject: str) -> bool:
         """Whether rows about `subject` are not trained on."""
         digest = sha256(normalised(subject).encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.valid_share * 2**64
-
-    @staticmethod
-    def lines(content: bytes) -> Iterable[bytes]:
-        return lines_of(content, Rows.lines(content))
 
     def row(self, line: str) -> Any:
         row = self.whole(parse_two_hop(line, self.step_after))
@@ -176,12 +171,9 @@ class TwoHop(Rows):
         if self.facts and self.train:
             found["facts"] = self.fact_rows.about | {"repeats": self.fact_repeats}
         if self.known:
-            found["known"] = {
-                "file": self.known,
-                "rows": len(self.known_rows["kept"]),
-                "model": self.known_rows["model"],
-                "sha256": self.known_rows["sha256"],
-            }
+            known = self.known_rows
+            about = {"file": self.known, "rows": len(known["kept"])}
+            found["known"] = about | {name: known[name] for name in ("model", "sha256")}
         return found
 
     def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
@@ -200,15 +192,17 @@ class TwoHop(Rows):
         return next((score for score in scores if score["right"]), scores[0])
 
     @cached_property
-    def seen(self) -> tuple[set[tuple[str, str]], dict[tuple[str, ...], str]]:
-        """Of the training rows: (the second facts in them, each relation pair's usual answer)."""
-        rows = self.file("train").examples if self.train else []
-        rows = [row for row in rows if isinstance(row, TwoHopExample)]
-        pairs: dict[tuple[str, ...], Counter[str]] = {}
+    def seen(self) -> dict[str, Counter[str]]:
+        """Of the training rows, how often each answer follows each pair of relations."""
+        rows = self.file("train").examples if self.train else ()
+        found: dict[str, Counter[str]] = {}
         for row in rows:
-            pairs.setdefault(row.relations, Counter())[row.hops[1].names[0]] += 1
-        usual = {pair: counts.most_common(1)[0][0] for pair, counts in pairs.items()}
-        return {row.hops[1][:2] for row in rows}, usual
+            if isinstance(row, TwoHopExample):
+                first, second = row.hops
+                found.setdefault(second.prompt, Counter())[second.names[0]] += 1
+                pair = f"{first.relation} {second.relation}"
+                found.setdefault(pair, Counter())[second.names[0]] += 1
+        return found
 
     def score_steps(
         self, text: str, thoughts: Sequence[str] | None, example: Example, right: bool
@@ -219,25 +213,25 @@ class TwoHop(Rows):
         """
         if self.ask != "question":
             return {}
-        facts, usual = self.seen
-        seen = example.hops[1][:2] in facts if facts else None
-        names = {name_of(name) for name in example.hops[1].names}
+        first, second = example.hops
         written = text.rpartition(self.opening)[0] if self.opening else ""
         said = written if thoughts is None else " ".join(thoughts)
         # The subject may hold the bridge's name: the "Bank of Norway" is in Norway.
-        rest = said.replace(example.subject, " ")
-        bridge = names_one_of(rest, example.hops[0].names)
+        rest = said.replace(example.subject, " ", 1)
+        bridge = names_one_of(rest, first.names)
         told = thoughts is not None or bool(said.strip())  # No-CoT says nothing
-        return {
-            "bridge_wrong": not bridge if told else None,
-            "bridge_right_answer_wrong": bridge and not right if told else None,
-            "both_right": bridge and right if told else None,
-            "right_where_second_fact_seen": right if seen else None,
-            "right_where_second_fact_new": right if seen is False else None,
-            "usual_answer_right": name_of(usual.get(example.relations, "")) in names
-            if facts
-            else None,
+        known = second.prompt in self.seen
+        usual = self.seen.get(f"{first.relation} {second.relation}", Counter(("",)))
+        names = map(name_of, second.names)
+        marks = {
+            "bridge_wrong": (told, not bridge),
+            "bridge_right_answer_wrong": (told, bridge and not right),
+            "both_right": (told, bridge and right),
+            "right_where_second_fact_seen": (known, right),
+            "right_where_second_fact_new": (self.seen and not known, right),
+            "usual_answer_right": (self.seen, name_of(usual.most_common(1)[0][0]) in names),
         }
+        return {name: mark if counts else None for name, (counts, mark) in marks.items()}
 
 
 def hop_alone(row: TwoHopExample, number: int) -> TwoHopExample:

@@ -253,10 +253,11 @@ def buckets(lines: Sequence[dict[str, Any]], task: Task) -> dict[str, dict]:
             size, name = low, f"{low + 1}-{low + width}" if width > 1 else f"{low}"
         if name is not None:
             groups.setdefault((size, name), []).append(line["correct"])
-    return {
-        name: {"n": len(found), "accuracy": fmean(found), "interval": wilson(sum(found), len(found))}
-        for (_, name), found in sorted(groups.items())
-    }
+    shares = {}
+    for (_, name), found in sorted(groups.items()):
+        n, interval = len(found), wilson(sum(found), len(found))
+        shares[name] = {"n": n, "accuracy": fmean(found), "interval": interval}
+    return shares
 
 
 def describe(report: Report) -> str:
