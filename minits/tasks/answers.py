@@ -130,3 +130,5 @@ SCORINGS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
     "number": score_number,
     "name": score_name,
 }
+COMPARED = "what is compared: the answer's text, its last number, or the name that it is, whatever "
+COMPARED += "its case, accents, article and punctuation"

@@ -21,7 +21,7 @@ from minits.checkpoint.download import dataset_file
 from minits.checkpoint.files import listing
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
-from minits.tasks.answers import SCORINGS, number_behind
+from minits.tasks.answers import COMPARED, SCORINGS, number_behind
 from minits.tasks.task import USUAL, Task
 
 FILES = ("train", "valid", "test")
@@ -58,9 +58,7 @@ class Rows(Task):
         "words put before an answer that does not begin with them; may be ''",
         empty=True,
     )
-    scoring: str = setting(
-        "text", "what is compared: the answer's text, or its last number", choices=tuple(SCORINGS)
-    )
+    scoring: str = setting("text", COMPARED, choices=tuple(SCORINGS))
     suffix: str = setting(
         "",
         "text after every question, a part of the prompt: with some tokens between, the last "

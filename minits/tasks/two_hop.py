@@ -14,7 +14,14 @@ from typing import Any, ClassVar
 
 from minits.settings import flag, setting
 from minits.supervision import Example
-from minits.tasks.answers import SCORINGS, behind, name_of, names_one_of, normalised
+from minits.tasks.answers import (
+    COMPARED,
+    SCORINGS,
+    behind,
+    name_of,
+    names_one_of,
+    normalised,
+)
 from minits.tasks.hops import TwoHopExample, parse_fact, parse_two_hop
 from minits.tasks.knowledge import read_known
 from minits.tasks.rows import FILES, Rows, RowsFile, read_rows
@@ -28,12 +35,7 @@ ASKED = ("question", "first", "second")
 class TwoHop(Rows):
     """Trained on questions about some subjects (and on facts); evaluated on other subjects."""
 
-    scoring: str = setting(
-        "name",
-        "what is compared: the answer's text, its last number, or the name that it is, up to case, "
-        "accents, articles and punctuation",
-        choices=tuple(SCORINGS),
-    )
+    scoring: str = setting("name", COMPARED, choices=tuple(SCORINGS))
     knowledge: str = setting(
         "rows",
         "where facts come from: full (--facts, trained on), parametric (the base model: --known), "

@@ -412,6 +412,15 @@ def test_any_name_of_the_answer_is_right_but_no_part(tmp_path):
     assert example.answer == "Tokyo" and no_opening.score("Edo", example)["right"]
 
 
+@pytest.mark.parametrize("ask", ["question", "first", "second"])
+def test_every_gold_is_right(files, ask):
+    task = rows_only(files, ask=ask)
+    for split in task.splits:
+        for example in examples(task, split):
+            assert task.score(example.answer, example)["right"]
+            assert not task.score(f"{example.answer} Bay", example)["right"]
+
+
 @pytest.mark.parametrize(
     "thoughts, text, answer, bridge",
     [
