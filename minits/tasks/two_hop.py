@@ -120,8 +120,7 @@ class TwoHop(Rows):
             )
         about = about | {"used": len(rows)}
         if split == "train" and self.facts:
-            facts = self.fact_rows.examples * self.fact_repeats
-            return RowsFile([*rows, *facts], about)
+            rows = rows + self.fact_rows.examples * self.fact_repeats
         if split != "train" and self.ask != "question":
             rows = [hop_alone(row, ASKED.index(self.ask) - 1) for row in rows]
         return RowsFile(rows, about)
@@ -195,15 +194,14 @@ class TwoHop(Rows):
 
     @cached_property
     def seen(self) -> dict[str, Counter[str]]:
-        """Of the training rows, how often each answer follows each pair of relations."""
+        """Of the training rows, how often each answer follows a second fact, or two relations."""
         rows = self.file("train").examples if self.train else ()
         found: dict[str, Counter[str]] = {}
         for row in rows:
             if isinstance(row, TwoHopExample):
                 first, second = row.hops
-                found.setdefault(second.prompt, Counter())[second.names[0]] += 1
-                pair = f"{first.relation} {second.relation}"
-                found.setdefault(pair, Counter())[second.names[0]] += 1
+                for key in (second.prompt, f"{first.relation} {second.relation}"):
+                    found.setdefault(key, Counter())[second.names[0]] += 1
         return found
 
     def score_steps(
@@ -239,5 +237,5 @@ class TwoHop(Rows):
 def hop_alone(row: TwoHopExample, number: int) -> TwoHopExample:
     """One hop of a row as a question, without steps; as a fact is trained on."""
     hop = row.hops[number]
-    plain = replace(row, steps=(), values=(), size=1, hops=(hop,))
-    return replace(plain, prompt=hop.prompt, answer=hop.names[0])
+    plain = {"steps": (), "values": (), "size": 1, "hops": (hop,)}
+    return replace(row, prompt=hop.prompt, answer=hop.names[0], **plain)

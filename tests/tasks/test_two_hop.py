@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,6 +34,7 @@ SAME = [
     ("The Who", "Who"),
     ("U.S.", "US"),
     ("U.S.", "the U. S."),
+    ("US", "U.S"),
     ("J. K. Rowling", "J.K. Rowling"),
     ("Washington D.C.", "Washington, DC."),
     ("Z\u00fcrich", "Zu\u0308rich"),
@@ -389,12 +391,19 @@ def test_training_reads_the_kept_rows_of_the_same_files(files, tmp_path):
 
 
 def test_replies_are_first_lines_whatever_the_batch(files):
-    model, tokenizer = make_tiny(seed=0, window=None, thinks=False)
+    model, tokenizer = make_tiny(seed=0, window=None, thinks=True, chunk_size=2)
+    plain, _ = make_tiny(seed=0, window=None, thinks=False)
     prompts = ["The coin", "The coin starts at state heads. Alice flips the coin.", "The"]
     together = replies_of(model, tokenizer, prompts)
-    assert together.keys() == set(prompts)
+    assert together.keys() == set(prompts) and together == replies_of(plain, tokenizer, prompts)
     for prompt in prompts:
         assert replies_of(model, tokenizer, [prompt])[prompt] == together[prompt]
+
+
+def test_a_reply_ends_with_its_line(monkeypatch):
+    said = [SimpleNamespace(text="\n Oslo, I think\nTokyo")]
+    monkeypatch.setattr("minits.tasks.knowledge.generate", lambda *_, **__: said)
+    assert replies_of(None, None, ["Where?"]) == {"Where?": "Oslo, I think"}
 
 
 # -- scores ----------------------------------------------------------------------------------------
@@ -491,7 +500,8 @@ def test_facts_are_not_looked_for_in_evaluation(files):
     task = rows_only(files, knowledge="full", facts=files["facts"])
     Path(files["facts"]).unlink()
     other, split = task.evaluated({})
-    assert split == "test" and other.size("test") == 10 and other.size("valid")
+    assert split == "test" and other.size("test") == 10
+    assert other.size("train") + other.size("valid") == 40
 
 
 # -- tables ----------------------------------------------------------------------------------------
