@@ -13,6 +13,7 @@ text. Example, c = 4, a token a word:
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 from minits.thinking import ThinkingConfig
@@ -54,6 +55,7 @@ class Example:
     values: tuple[tuple[int, int], ...] = ()
     size: int = 0  # how much work it is, in the task's own unit; batches are balanced by it
     name: str = ""  # where it was read, for errors; "": it is known by its number
+    taught: bool = True  # whether T learns its thoughts; else they have no loss, all states are 0
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,7 @@ def parse_marked(text: str, steps: Sequence[str]) -> tuple[str, tuple[Step, ...]
             f"the text holds {len(parts) - 1} markers {MARKER!r} for {len(steps)} steps; there "
             "must be one marker for each step."
         )
-    positions, length = [], 0
-    for part in parts[:-1]:
-        length += len(part)
-        positions.append(length)
+    positions = accumulate(map(len, parts))
     return "".join(parts), tuple(map(Step, positions, steps))
 
 
@@ -165,7 +164,8 @@ def encode_example(
     prompt, offsets = tokenizer.encode_with_offsets(example.prompt, start=True)
     ids = [*prompt, *encode_rest(tokenizer, example.answer), tokenizer.eos_id]
     c = config.chunk_size
-    complete = (len(ids) - 1) // c  # the last token is never read
+    # The last token is never read.
+    complete = (len(ids) - 1) // c if example.taught else 0
     K = -(-len(ids) // c)
     thoughts: list[list[int]] = [[] for _ in range(K)]
     ends = []  # see Row

@@ -1,7 +1,9 @@
 """`run.py data`: an example of a task as the model sees it, and what the supervision is like."""
 import argparse
+import json
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -12,7 +14,7 @@ from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
 from minits.cli.flags import Output, add_flags, check_new_file, note, take
-from minits.cli.sources import trained_method, trained_task
+from minits.cli.sources import open_model, trained_method, trained_task
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
@@ -20,10 +22,13 @@ from minits.tasks import TASKS, Task, make_task, options_of
 from minits.tasks.align.problems import Problem
 from minits.tasks.align.teacher import align_with_teacher
 from minits.tasks.gsm import Gsm
+from minits.tasks.knowledge import ask_model, replies_of
 from minits.tasks.rows import FILES, row_line
 from minits.tasks.task import check_overlap, describe_sources
+from minits.tasks.two_hop import TwoHop
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
+from minits.training.recipe import Machine
 from minits.training.scoring import sharing
 
 WORDS = "show an example of a task with its chunks, markers and targets"
@@ -31,7 +36,7 @@ OPTIONS = ("task",)
 
 
 @dataclass(frozen=True)
-class DataFlags(Output):
+class DataFlags(Output, Machine):
     """What `run.py data` takes beside the task's options."""
 
     task: str | None = setting(
@@ -64,6 +69,12 @@ class DataFlags(Output):
     )
     teacher_model: str | None = setting(None, "the name that the endpoint knows its model by")
     teacher_threads: int = setting(8, "problems that the endpoint gets at a time", least=1)
+    ask_model: bool = setting(
+        False,
+        "two-hop: ask --model both facts of every row, and write to --out which rows it knows and "
+        "does not guess, for --known",
+    )
+    plain: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +91,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     check_out(flags)
     task, method, tokenizer, config = described(flags, given)
     check_overlap(task)
+    if flags.ask_model:
+        return knowledge(task, flags), 0
     split, c = flags.split or task.splits[0], config.chunk_size
     if split not in task.splits:
         raise ValueError(f"--split {split}: {task.name} has {', '.join(task.splits)}.")
@@ -126,8 +139,25 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return figures | ({"data_files": files} if files else {}), 0
 
 
+def knowledge(task: Task, flags: DataFlags) -> dict[str, Any]:
+    """Writes to --out what --model knows of all files. Raises ValueError for another task."""
+    if not isinstance(task, TwoHop):
+        raise ValueError(f"--ask-model: {task.name} has no two hops to ask; leave it out.")
+    task = replace(task, knowledge="rows", facts=None, known=None, valid_share=0.0, ask="question")
+    rows = {split: task.file(split).examples for split in task.splits if task.size(split)}
+    engine, tokenizer, _, folder = open_model(flags)
+    found = {"model": str(folder), "revision": flags.revision, "data": task.sources()}
+    found |= ask_model(rows, partial(replies_of, engine, tokenizer))
+    write_text(Path(flags.out), json.dumps(found, indent=1) + "\n")
+    for split, shares in found["shares"].items():
+        print(f"{split}: " + ", ".join(f"{k} {v:.4g}" for k, v in shares.items()), flush=True)
+    return found
+
+
 def check_out(flags: DataFlags) -> None:
     """Raises as `check_new_file`, and ValueError if --out is missing."""
+    if flags.ask_model and (flags.model == "tiny" or not flags.out):
+        raise ValueError("--ask-model needs --model (a folder or hub id) and --out FILE beside it.")
     if flags.teacher_url and not (flags.teacher_model and flags.out):
         raise ValueError("--teacher-url needs --teacher-model NAME and --out FILE beside it.")
     # What a teacher wrote may grow; align_with_teacher looks whether it did.

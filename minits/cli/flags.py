@@ -22,6 +22,8 @@ IDLE = (
     ("table", "json", True),
     ("teacher_model", "teacher_url", None),
     ("teacher_threads", "teacher_url", None),
+    ("device", "ask_model", False),
+    ("dtype", "ask_model", False),
 )
 
 
@@ -124,7 +126,7 @@ def take(given: dict[str, Any], config: type) -> Any:
     found = check_settings(config(**mine), flag)
     for name, other, value in IDLE:
         if name in mine and other in own and getattr(found, other) == value:
-            how = "without" if value is None else "with"
+            how = "with" if value else "without"
             shown = f" {value}" if isinstance(value, str) else ""
             raise ValueError(
                 f"{flag(name)} does nothing {how} {flag(other)}{shown}; leave one of them out."

@@ -12,9 +12,10 @@ from minits.tasks.gsm import Gsm
 from minits.tasks.parity import Parity
 from minits.tasks.rows import Rows
 from minits.tasks.task import Task
+from minits.tasks.two_hop import TwoHop
 from minits.tasks.vars import Vars
 
-TASKS: dict[str, type[Task]] = {"parity": Parity, "vars": Vars, "rows": Rows, "gsm": Gsm}
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Parity, Vars, Rows, Gsm, TwoHop)}
 
 
 def make_task(name: str, *, spell: Callable[[str], str] = flag, **options: Any) -> Task:

@@ -4,7 +4,7 @@
 """
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +16,9 @@ NUMBER = re.compile(
     r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
     r"(?P<divisor>/[0-9]+)?"
 )
+ACCENTS = re.compile("[\u0300-\u036f]")  # as characters of their own
+# Between initials: "U.S.", "J. K. Rowling".
+INITIALS = re.compile(r"(?<=\b[^\W\d_])\.(?:\s?(?=[^\W\d_]\.)|(?=[^\W\d_]\b))")
 
 
 def normalised(text: str) -> str:
@@ -24,6 +27,30 @@ def normalised(text: str) -> str:
     Two texts are the same answer, or the same question, if these are equal.
     """
     return " ".join(unicodedata.normalize("NFC", text).split())
+
+
+def name_of(text: str) -> str:
+    """A name without case, accents, punctuation (but that of numbers), and an article before it.
+
+    Never empty where `text` is not: "The" and "!?" stay. "the U.S." is "us", "AC/DC" is "ac dc".
+    """
+    plain = normalised(text).casefold()
+    letters = ACCENTS.sub("", unicodedata.normalize("NFD", plain))
+    words = [
+        word if NUMBER.fullmatch(word) else "".join(map(letter_or_blank, word))
+        for word in INITIALS.sub("", letters).split()
+    ]
+    return re.sub(r"^(the|an|a) ", "", " ".join(" ".join(words).split())) or plain
+
+
+def letter_or_blank(character: str) -> str:
+    return " " if unicodedata.category(character).startswith("P") else character
+
+
+def names_one_of(text: str, names: Iterable[str]) -> bool:
+    """Whether a text holds one of `names` as whole words, in the sense of `name_of`."""
+    said = f" {name_of(text)} "
+    return any(f" {name_of(name)} " in said for name in names)
 
 
 def extract_answer(text: str, opening: str, gold: str = "") -> str:
@@ -78,13 +105,30 @@ def score_number(text: str, gold: str, opening: str) -> dict[str, Any]:
     return {"answer": answer, "right": right, "strict": strict, "unparsable": said is None}
 
 
+def score_name(text: str, gold: str, opening: str) -> dict[str, Any]:
+    """Right is the same name behind the opening, see `name_of`; `strict`: the same text."""
+    found = score_text(text, gold, opening)
+    said, due = (behind(opening, normalised(each)) for each in (found["answer"], gold))
+    same = said is not None and due is not None and name_of(said) == name_of(due)
+    return {"answer": found["answer"], "right": same, "strict": found["right"]}
+
+
+def behind(opening: str, answer: str) -> str | None:
+    """What an answer says after `opening`; None if it does not begin with it."""
+    opening = normalised(opening)
+    return answer.removeprefix(opening) if answer.startswith(opening) else None
+
+
 def number_behind(opening: str, answer: str) -> Fraction | None:
     """The last number of an answer that begins with `opening`; None if it lacks either."""
-    opening = unicodedata.normalize("NFC", opening).strip()
-    return number_in(answer.removeprefix(opening)) if answer.startswith(opening) else None
+    said = behind(opening, answer)
+    return None if said is None else number_in(said)
 
 
 SCORINGS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
     "text": score_text,
     "number": score_number,
+    "name": score_name,
 }
+COMPARED = "what is compared: the answer's text, its last number, or the name that it is, whatever "
+COMPARED += "its case, accents, article and punctuation"

@@ -20,7 +20,7 @@ from minits.supervision import OVERFLOW_SEPARATOR, Example
 from minits.tasks.align.problems import Problem, parse_problem, result
 from minits.tasks.align.resample import Template, template
 from minits.tasks.align.rules import ALIGNERS, traced
-from minits.tasks.answers import NUMBER, SCORINGS, number_in
+from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
 from minits.tasks.rows import Rows, RowsFile
 from minits.tasks.task import USUAL
 
@@ -29,9 +29,7 @@ from minits.tasks.task import USUAL
 class Gsm(Rows):
     """Trained on the problems whose last step gives the answer; evaluated on all."""
 
-    scoring: str = setting(
-        "number", "what is compared: the answer's text, or its last number", choices=tuple(SCORINGS)
-    )
+    scoring: str = setting("number", COMPARED, choices=tuple(SCORINGS))
     align: str = setting(
         "rules",
         "where steps stand: rules (the end of the clause that holds the last operand), end (of the "

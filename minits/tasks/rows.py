@@ -10,7 +10,7 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -21,7 +21,7 @@ from minits.checkpoint.download import dataset_file
 from minits.checkpoint.files import listing
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
-from minits.tasks.answers import SCORINGS, number_behind
+from minits.tasks.answers import COMPARED, SCORINGS, number_behind
 from minits.tasks.task import USUAL, Task
 
 FILES = ("train", "valid", "test")
@@ -58,9 +58,7 @@ class Rows(Task):
         "words put before an answer that does not begin with them; may be ''",
         empty=True,
     )
-    scoring: str = setting(
-        "text", "what is compared: the answer's text, or its last number", choices=tuple(SCORINGS)
-    )
+    scoring: str = setting("text", COMPARED, choices=tuple(SCORINGS))
     suffix: str = setting(
         "",
         "text after every question, a part of the prompt: with some tokens between, the last "
@@ -71,18 +69,22 @@ class Rows(Task):
 
     name: ClassVar = "rows"
     kept: ClassVar = ("opening", "scoring", "suffix")
+    paths: ClassVar = FILES  # options that name files
     recipes: ClassVar = USUAL | {
         ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
     }
 
     def __post_init__(self) -> None:
-        for split in FILES:  # a run can be resumed and evaluated from any folder
-            if names := getattr(self, split):
-                object.__setattr__(self, split, ",".join(files_in(names)))
+        for name in self.paths:  # a run can be resumed and evaluated from any folder
+            if names := getattr(self, name):
+                object.__setattr__(self, name, ",".join(files_in(names)))
 
     @property
     def splits(self) -> tuple[str, ...]:
-        return "train", *(split for split in FILES[1:] if getattr(self, split))
+        return "train", *filter(self.has, FILES[1:])
+
+    def has(self, split: str) -> bool:
+        return bool(getattr(self, split))
 
     @cached_property
     def files(self) -> dict[str, RowsFile]:
@@ -128,13 +130,13 @@ class Rows(Task):
         return {"train": "training"}.get(split, split)
 
     def size(self, split: str) -> int:
-        return len(self.file(split).examples) if getattr(self, split) else 0
+        return len(self.file(split).examples) if self.has(split) else 0
 
     def example(self, split: str, index: int, seed: int | str) -> Example:
         return self.file(split).examples[index]
 
     def sources(self) -> dict[str, dict[str, Any]]:
-        return {split: self.file(split).about for split in FILES if getattr(self, split)}
+        return {split: self.file(split).about for split in filter(self.has, FILES)}
 
     def texts(self) -> Iterator[str]:
         for index in range(self.size("train")):
@@ -244,10 +246,7 @@ def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool
 
 def parse_row(line: str) -> Example:
     """The row in a line of JSON. Raises ValueError saying what is wrong with it."""
-    try:
-        row = json.loads(line, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error.msg} at character {error.colno}") from error
+    row = parse_json(line)
     if isinstance(row, dict):
         row = {"steps": []} | row
     question, steps, answer = members(row, ROW, "the row")
@@ -262,14 +261,27 @@ def parse_row(line: str) -> Example:
                 f"the steps stand at the characters {places}; they must follow the order of the "
                 f"question, which has {len(question)}"
             )
-    for text in (question, answer, *(step.text for step in placed)):
+    check_texts((question, answer, *(step.text for step in placed)))
+    return Example(question, placed, answer, size=len(placed))
+
+
+def parse_json(line: str) -> Any:
+    """What a line of JSON holds. Raises ValueError saying what is wrong with it."""
+    try:
+        return json.loads(line, object_pairs_hook=once)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg} at character {error.colno}") from error
+
+
+def check_texts(texts: Iterable[Any]) -> None:
+    """Raises ValueError for what is no text of a row."""
+    for text in texts:
         if not isinstance(text, str):
             raise ValueError(f"beside markers each step is a text, not {json.dumps(text):.100}")
         if not text.strip():
             raise ValueError("question, answer or a step is empty")
         if wrong := re.search("[\0\ud800-\udfff]", text):
             raise ValueError(f"{wrong[0]!r} is no character of a text")
-    return Example(question, placed, answer, size=len(placed))
 
 
 def row_line(question: str, steps: Sequence[Step], answer: str) -> str:

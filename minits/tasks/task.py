@@ -54,6 +54,10 @@ class Task(Protocol):
         """A split in words, for reports."""
         return split
 
+    def group(self, example: Example) -> str | None:
+        """The line of a report that an example belongs to; None: that of its size, see `bucket`."""
+        return None
+
     @classmethod
     def trained_on(cls, about: dict[str, Any]) -> str:
         """What a checkpoint's thinking.json says of the options that are `kept`, in words."""

@@ -30,7 +30,7 @@ class Report:
     sizes: tuple[int, int]  # least and most
     accuracy: float
     interval: tuple[float, float]
-    buckets: dict[str, dict]  # "low-high" sizes -> n, accuracy, interval
+    buckets: dict[str, dict]  # "low-high" sizes, or the task's groups -> n, accuracy, interval
     thought_accuracy: float | None  # of gold chunks, thought exactly right; None without thoughts
     nontrivial_right: float | None  # of gold thoughts that say something, exactly right
     thoughts_all_right: float | None  # of rows, every thought right
@@ -167,10 +167,12 @@ def verdict(
     right = [k < len(thoughts) and thoughts[k] == gold for k, gold in enumerate(row.thoughts)]
     said = [tokenizer.decode(ids[:-1]) for ids in thoughts]
     steps = task.score_steps(text, said if thinks else None, example, score["right"])
+    group = task.group(example)
     return {
         "name": example.name,
         "prompt": example.prompt,
         task.unit: example.size,
+        **({"group": group} if group else {}),
         "gold": example.answer,
         "answer": score.pop("answer"),
         "correct": score.pop("right"),
@@ -223,7 +225,7 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         sizes=(min(sizes), max(sizes)),
         accuracy=fmean(right),
         interval=wilson(sum(right), n),
-        buckets=by_size(sizes, right, task.bucket) if task.bucket else {},
+        buckets=buckets(lines, task),
         thought_accuracy=sum(line["thoughts_right"] for line in lines) / chunks if chunks else None,
         nontrivial_right=(
             sum(line["nontrivial_right"] for line in lines) / nontrivial if nontrivial else None
@@ -240,21 +242,24 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     )
 
 
-def by_size(sizes: Sequence[int], right: Sequence[bool], bucket: int) -> dict[str, dict]:
-    """n, accuracy and interval of the examples of 1 … bucket units, of the next `bucket`, …
+def buckets(lines: Sequence[dict[str, Any]], task: Task) -> dict[str, dict]:
+    """n, accuracy and interval by the lines' groups, or by sizes: of 1 … task.bucket units, …
 
     Of a bucket of 1: of each size.
     """
-    groups: dict[int, list[bool]] = {}
-    for size, correct in zip(sizes, right):
-        group = max(size - 1, 0) // bucket if bucket > 1 else size
-        groups.setdefault(group, []).append(correct)
-    buckets = {}
-    for g, found in sorted(groups.items()):
+    groups: dict[tuple[int, str], list[bool]] = {}  # in order of size
+    for line in lines:
+        size, name, width = line[task.unit], line.get("group"), task.bucket
+        if name is None and width:
+            low = max(size - 1, 0) // width * width if width > 1 else size
+            size, name = low, f"{low + 1}-{low + width}" if width > 1 else f"{low}"
+        if name is not None:
+            groups.setdefault((size, name), []).append(line["correct"])
+    shares = {}
+    for (_, name), found in sorted(groups.items()):
         n, interval = len(found), wilson(sum(found), len(found))
-        name = f"{g * bucket + 1}-{(g + 1) * bucket}" if bucket > 1 else f"{g}"
-        buckets[name] = {"n": n, "accuracy": fmean(found), "interval": interval}
-    return buckets
+        shares[name] = {"n": n, "accuracy": fmean(found), "interval": interval}
+    return shares
 
 
 def describe(report: Report) -> str:

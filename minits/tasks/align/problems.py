@@ -13,7 +13,7 @@ from typing import Any
 
 from minits.tasks.align.arithmetic import LONGEST, evaluate
 from minits.tasks.answers import NUMBER, number_in
-from minits.tasks.rows import WORDS, once
+from minits.tasks.rows import WORDS, parse_json
 
 STEP = re.compile("<<(.*?)>>", re.DOTALL)
 
@@ -44,7 +44,7 @@ def result(step: str) -> Fraction:
 def parse_problem(text: str) -> Problem:
     """The problem in a line of any of the forms. Raises ValueError saying what is wrong."""
     if text.lstrip().startswith("{"):
-        row = parse_object(text)
+        row = parse_json(text)
     else:
         question, found, answer = text.rpartition("||")
         if not found:
@@ -62,14 +62,6 @@ def parse_problem(text: str) -> Problem:
     elif not found:
         raise ValueError("there is no #### before the answer, and no key 'steps' or 'cot'")
     return Problem(question.strip(), steps_of(solution), plain_number(answer))
-
-
-def parse_object(text: str) -> dict[str, Any]:
-    """A JSON object. Raises ValueError if it is none, or holds a key twice."""
-    try:
-        return json.loads(text, object_pairs_hook=once)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error.msg} at character {error.colno}") from error
 
 
 def member(row: dict[str, Any], key: str, *kinds: type) -> Any:

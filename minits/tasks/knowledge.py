@@ -1,0 +1,79 @@
+"""What a base model knows: the two-hop rows that it has both facts of, and does not just guess.
+
+It is asked in plain text, greedily. A fact is known if in at least one of three phrasings the first
+line of the reply holds a name of its object, as whole words.
+"""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tqdm import tqdm
+
+from minits.checkpoint.files import read_json
+from minits.checkpoint.tokenizer import Tokenizer
+from minits.generation import generate
+from minits.tasks.answers import names_one_of
+from minits.tasks.hops import TwoHopExample
+from minits.thinking import Engine
+
+PHRASINGS = ("{}", "Here is a fact. {}", "Fill in the blank: {} ____.\nAnswer:")
+GUESSES = ("{}", "Question: {}\nAnswer:")  # of the question without its subject
+FILTERS = ("first_hop", "second_hop", "not_guessed", "kept")
+NEW_TOKENS, BATCH = 16, 128
+
+
+def ask_model(
+    splits: Mapping[str, Sequence[TwoHopExample]],
+    reply: Callable[[Sequence[str]], dict[str, str]],  # to each prompt
+) -> dict[str, Any]:
+    """The questions that are `kept`, and of each split the share that passes each filter."""
+    rows = [row for split in splits.values() for row in split]
+    asked = {row.question: list(probes(row)) for row in rows}
+    replies = reply(sorted({text for row in asked.values() for texts, _ in row for text in texts}))
+    passed = {}
+    for question, row in asked.items():
+        first, second, guessed = (
+            any(names_one_of(replies[text], names) for text in texts) for texts, names in row
+        )
+        passed[question] = first, second, not guessed, first and second and not guessed
+    shares = {}
+    for split, rows in splits.items():
+        marks = zip(*(passed[row.question] for row in rows))
+        shares[split] = {"rows": len(rows)} | dict(zip(FILTERS, map(fmean, marks)))
+    kept = [question for question, marks in passed.items() if all(marks)]
+    texts = {"phrasings": PHRASINGS, "guesses": GUESSES, "new_tokens": NEW_TOKENS}
+    return {"shares": shares} | texts | {"kept": kept}
+
+
+def probes(row: TwoHopExample) -> Iterator[tuple[list[str], tuple[str, ...]]]:
+    """(prompts, right names) of the first hop, of the second, and of a guess at the answer."""
+    for hop in row.hops:
+        yield [each.replace("{}", hop.prompt) for each in PHRASINGS], hop.names
+    blank = " ".join(row.question.replace(row.subject, " ").split())
+    yield [each.replace("{}", blank) for each in GUESSES], row.hops[1].names
+
+
+def replies_of(engine: Engine, tokenizer: Tokenizer, prompts: Sequence[str]) -> dict[str, str]:
+    """The first line of what a model says after each prompt, without thoughts."""
+    found = {}
+    order = sorted(prompts, key=len)  # batches are alike in length
+    for start in tqdm(range(0, len(order), BATCH), desc="ask", unit="batch", disable=None):
+        batch = order[start : start + BATCH]
+        results = generate(engine, tokenizer, batch, think=False, max_new_tokens=NEW_TOKENS)
+        found |= {text: result.text.strip() for text, result in zip(batch, results)}
+    return {text: said.partition("\n")[0] for text, said in found.items()}
+
+
+def read_known(path: Path) -> dict[str, Any]:
+    """What a file of `ask_model` holds, with its SHA-256.
+
+    Raises FileNotFoundError with what is there instead, or ValueError for another file.
+    """
+    found = read_json(path)
+    if not found.keys() >= {"model", "data", "kept"}:
+        raise ValueError(
+            f"--known {path} has no model, data, kept: make it with data two-hop --ask-model."
+        )
+    return found | {"sha256": sha256(path.read_bytes()).hexdigest()}

@@ -1,0 +1,241 @@
+"""Two-hop questions: "the currency of the country where X is located", by way of the country.
+
+Two regimes (paper, section 4.2). Full knowledge: all facts are rows of the training too, so that
+what is measured is how they are put together. Parametric: only rows stay whose two facts the base
+model knows, without guessing the answer (knowledge.py).
+"""
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, ClassVar
+
+from minits.settings import flag, setting
+from minits.supervision import Example
+from minits.tasks.answers import (
+    COMPARED,
+    SCORINGS,
+    behind,
+    name_of,
+    names_one_of,
+    normalised,
+)
+from minits.tasks.hops import TwoHopExample, parse_fact, parse_two_hop
+from minits.tasks.knowledge import read_known
+from minits.tasks.rows import FILES, Rows, RowsFile, read_rows
+from minits.tasks.task import USUAL, Task
+
+REGIMES = {"full": "facts", "parametric": "known"}  # and the file that each needs
+ASKED = ("question", "first", "second")
+
+
+@dataclass(frozen=True)
+class TwoHop(Rows):
+    """Trained on questions about some subjects (and on facts); evaluated on other subjects."""
+
+    scoring: str = setting("name", COMPARED, choices=tuple(SCORINGS))
+    knowledge: str = setting(
+        "rows",
+        "where facts come from: full (--facts, trained on), parametric (the base model: --known), "
+        "or the rows alone",
+        choices=("rows", *REGIMES),
+    )
+    facts: str | None = setting(
+        None, "file of facts; each is a training row: its template with the subject, the object"
+    )
+    fact_repeats: int = setting(1, "how often an epoch goes through the facts", least=1)
+    untaught_facts: bool = setting(
+        False, "no thought loss on facts: T is not taught to think nothing there"
+    )
+    known: str | None = setting(None, "file that `data --ask-model` made: only its rows are used")
+    valid_share: float = setting(
+        0.15,
+        "share of the subjects of --train, chosen by their hash, whose rows are evaluated on "
+        "instead; not beside --valid",
+        least=0,
+        most=0.9,
+    )
+    steps_shown: str = setting(
+        "bridge", "steps of a row: the bridge's fact, or both facts", choices=("bridge", "both")
+    )
+    step_after: str = setting(
+        "hop",
+        "where the bridge's fact stands: after the words that name the first hop, or right after "
+        "the subject",
+        choices=("hop", "subject"),
+    )
+    ask: str = setting(
+        "question",
+        "what is asked in evaluation: the question, or its first or second hop alone, in the words "
+        "of the facts",
+        choices=ASKED,
+    )
+
+    name: ClassVar = "two-hop"
+    unit: ClassVar = "hops"
+    paths: ClassVar = (*FILES, *REGIMES.values())
+    recipes: ClassVar = USUAL | {
+        ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
+        ("*", "real"): {  # not measured yet
+            "chunk_size": 4, "layout": "pack", "steps": 1500, "batch_size": 64, "lr": 3e-5,
+            "warmup": 40, "decay": 1.0,
+        },
+    }
+
+    def check(self) -> None:
+        for regime, file in REGIMES.items():
+            if bool(getattr(self, file)) != (self.knowledge == regime):
+                raise ValueError(
+                    f"--knowledge {regime} and {flag(file)} FILE go together; --knowledge is "
+                    f"{self.knowledge}, {flag(file)} {getattr(self, file)}. Give both or neither."
+                )
+
+    def has(self, split: str) -> bool:
+        return super().has(split) or bool(split == "valid" and self.train and self.valid_share)
+
+    @cached_property
+    def parts(self) -> dict[str, RowsFile]:
+        """The splits that were made so far."""
+        return {}
+
+    def file(self, split: str) -> RowsFile:
+        if split not in self.parts:
+            self.parts[split] = self.part(split)
+        return self.parts[split]
+
+    def part(self, split: str) -> RowsFile:
+        """The rows of a split. Raises as `Rows.file`, and where no row is left."""
+        cut = split != "test" and not self.valid and self.valid_share > 0
+        rows, about = super().file("train" if cut else split)
+        if self.known:
+            rows = self.kept_rows(rows, about)
+        if cut:
+            rows = [row for row in rows if self.held_out(row.subject) == (split == "valid")]
+        if not rows:
+            raise ValueError(
+                f"{about['file']}: no row is left for {split} of {about['rows']} (--known, "
+                f"--valid-share {self.valid_share}). Name a --valid FILE, or other files."
+            )
+        about = about | {"used": len(rows)}
+        if split == "train" and self.facts:
+            rows = rows + self.fact_rows.examples * self.fact_repeats
+        if split != "train" and self.ask != "question":
+            rows = [hop_alone(row, ASKED.index(self.ask) - 1) for row in rows]
+        return RowsFile(rows, about)
+
+    @cached_property
+    def fact_rows(self) -> RowsFile:
+        """The facts."""
+        rows, about = read_rows("facts", self.facts, parse_fact, self.skip_bad)
+        return RowsFile([replace(row, taught=not self.untaught_facts) for row in rows], about)
+
+    @cached_property
+    def known_rows(self) -> dict[str, Any]:
+        """What --known holds."""
+        return read_known(Path(self.known))
+
+    def kept_rows(self, rows: list[TwoHopExample], about: dict[str, Any]) -> list[TwoHopExample]:
+        """The rows whose facts are known. Raises ValueError if the model was not asked them."""
+        if about["sha256"] not in (each["sha256"] for each in self.known_rows["data"].values()):
+            raise ValueError(
+                f"--known {self.known} was made from other rows than those of {about['file']} "
+                f"(SHA-256 {about['sha256']:.12}…). Make it anew: data two-hop --ask-model."
+            )
+        kept = set(self.known_rows["kept"])
+        return [row for row in rows if row.question in kept]
+
+    def held_out(self, subject: str) -> bool:
+        """Whether rows about `subject` are not trained on."""
+        digest = sha256(normalised(subject).encode()).digest()
+        return int.from_bytes(digest[:8], "big") < self.valid_share * 2**64
+
+    def row(self, line: str) -> Any:
+        row = self.whole(parse_two_hop(line, self.step_after))
+        steps = row.steps if self.steps_shown == "both" else row.steps[:1]
+        # The answer needs the last step that is shown.
+        place = len(row.answer) - len(row.hops[1].names[0])
+        return replace(row, steps=steps, values=((place, len(steps) - 1),))
+
+    def prompt(self, split: str, index: int) -> str:
+        """What no other split may have: a subject. Facts are trained on for all of them."""
+        row = self.file(split).examples[index]
+        return f"a question about {row.subject}" if isinstance(row, TwoHopExample) else row.prompt
+
+    def group(self, example: Example) -> str | None:
+        """By what the bridge is of its subject."""
+        return example.hops[0].relation
+
+    def sources(self) -> dict[str, dict[str, Any]]:
+        found = super().sources()
+        if self.facts and self.train:
+            found["facts"] = self.fact_rows.about | {"repeats": self.fact_repeats}
+        if self.known:
+            known = self.known_rows
+            about = {"file": self.known, "rows": len(known["kept"])}
+            found["known"] = about | {name: known[name] for name in ("model", "sha256")}
+        return found
+
+    def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
+        """As `Rows.evaluated`. Facts are nothing to evaluate on: the training rows are for that."""
+        task, split = super().evaluated(given)
+        return replace(task, knowledge="rows", facts=None) if task.facts else task, split
+
+    # -- scores ------------------------------------------------------------------------------------
+
+    def score(self, text: str, example: Example) -> dict[str, Any]:
+        """As a task does, with any name of the answer for it."""
+        opening = self.opening if behind(self.opening, example.answer) is not None else ""
+        golds = [example.answer]
+        golds += [f"{opening} {name}".strip() for name in example.hops[-1].names[1:]]
+        scores = [SCORINGS[self.scoring](text, gold, opening) for gold in golds]
+        return next((score for score in scores if score["right"]), scores[0])
+
+    @cached_property
+    def seen(self) -> dict[str, Counter[str]]:
+        """Of the training rows, how often each answer follows a second fact, or two relations."""
+        rows = self.file("train").examples if self.train else ()
+        found: dict[str, Counter[str]] = {}
+        for row in rows:
+            if isinstance(row, TwoHopExample):
+                first, second = row.hops
+                for key in (second.prompt, f"{first.relation} {second.relation}"):
+                    found.setdefault(key, Counter())[second.names[0]] += 1
+        return found
+
+    def score_steps(
+        self, text: str, thoughts: Sequence[str] | None, example: Example, right: bool
+    ) -> dict[str, bool | None]:
+        """By hop, where a step was said; by what training rows hold, where they are at hand.
+
+        usual_answer_right: whether the pair's most frequent answer in training is this row's.
+        """
+        if self.ask != "question":
+            return {}
+        first, second = example.hops
+        written = text.rpartition(self.opening)[0] if self.opening else ""
+        said = written if thoughts is None else " ".join(thoughts)
+        # The subject may hold the bridge's name: the "Bank of Norway" is in Norway.
+        rest = said.replace(example.subject, " ", 1)
+        bridge = names_one_of(rest, first.names)
+        told = thoughts is not None or bool(said.strip())  # No-CoT says nothing
+        known = second.prompt in self.seen
+        usual = self.seen.get(f"{first.relation} {second.relation}", Counter(("",)))
+        names = map(name_of, second.names)
+        marks = {
+            "bridge_wrong": (told, not bridge),
+            "bridge_right_answer_wrong": (told, bridge and not right),
+            "both_right": (told, bridge and right),
+            "right_where_second_fact_seen": (known, right),
+            "right_where_second_fact_new": (self.seen and not known, right),
+            "usual_answer_right": (self.seen, name_of(usual.most_common(1)[0][0]) in names),
+        }
+        return {name: mark if counts else None for name, (counts, mark) in marks.items()}
+
+
+def hop_alone(row: TwoHopExample, number: int) -> TwoHopExample:
+    """One hop of a row as a question, without steps; as a fact is trained on."""
+    hop = row.hops[number]
+    plain = {"steps": (), "values": (), "size": 1, "hops": (hop,)}
+    return replace(row, prompt=hop.prompt, answer=hop.names[0], **plain)

@@ -1,0 +1,150 @@
+"""The commands on two-hop questions: full knowledge, what a model knows, results by hop."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli_helpers import call, result
+
+QUICK = "--steps 2 --batch-size 8 --max-thought-tokens 24 --warmup 1 --device cpu".split()
+LANDS = {"Norway": "Oslo", "Japan": "Tokyo"}
+FULL = ["--knowledge", "full", "--facts", "facts.jsonl"]
+FILES = ["--train", "train.jsonl", "--test", "test.jsonl"]
+
+
+def row(number: int) -> dict:
+    land = list(LANDS)[number % 2]
+    return {
+        "question": f"What is the capital of the country where Bay {number} lies?",
+        "e1": f"Bay {number}",
+        "r1": "bay_in_country" if number % 4 else "port_in_country",
+        "r2": "capital_of",
+        "bridge": land,
+        "answer": LANDS[land],
+        "steps": [f"Bay {number} is in {land}.", f"The capital of {land} is {LANDS[land]}."],
+    }
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with files of rows and facts, and a run of each method; nobody changes it."""
+    folder = tmp_path_factory.mktemp("two-hop")
+    write(folder / "train.jsonl", [row(n) for n in range(30)])
+    write(folder / "test.jsonl", [row(n) for n in range(50, 58)])
+    facts = [(f"Bay {n}", list(LANDS)[n % 2], "{} is in") for n in range(60)]
+    facts += [(land, capital, "The capital of {} is") for land, capital in LANDS.items()]
+    keys = "subject", "object", "template"
+    write(folder / "facts.jsonl", [dict(zip(keys, fact)) for fact in facts])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for method, more in (("thinking", ["--untaught-facts"]), ("cot", []), ("no-cot", [])):
+            how = ["--suffix", "Say it now.", "--method", method, "--out", method, *more, *QUICK]
+            status, _, err = call("train", "two-hop", *FILES, *FULL, *how)
+            assert status == 0, err
+    return folder
+
+
+@pytest.fixture
+def inside(folder, monkeypatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_data_shows_a_row_and_names_all_files(inside):
+    status, out, err = call("data", "two-hop", *FILES, *FULL, "--chunk-size", "4")
+    assert status == 0, err
+    assert "lies<T>?" in out and "training, " in out
+    assert "\nfacts: file " in err and "repeats 1" in err and "\nvalid: file " in err
+
+
+@pytest.mark.parametrize("method", ["thinking", "cot", "no-cot"])
+def test_results_are_told_by_hop_and_by_bridge(method, inside):
+    record = json.loads((inside / method / "record.json").read_text())
+    files = {"train", "valid", "test", "facts"}
+    assert record.keys() >= {"valid", "test"} and record["settings"]["data_files"].keys() == files
+    report = record["test"]
+    assert report["hops"] == [2, 2]
+    assert {name: found["n"] for name, found in report["buckets"].items()} == {
+        "bay_in_country": 6,
+        "port_in_country": 2,
+    }
+    counts = report["counts"]
+    assert counts["usual_answer_right"] == 0.75 and "strict" in counts
+    assert "right_where_second_fact_seen" in counts and "right_where_second_fact_new" not in counts
+    by_hop = {"bridge_wrong", "bridge_right_answer_wrong", "both_right"} & counts.keys()
+    if method == "thinking":
+        assert sum(counts[name] for name in by_hop) == pytest.approx(1)
+    assert method != "no-cot" or by_hop <= {"bridge_wrong"}  # untrained, it may say anything
+
+
+def test_untaught_facts_are_what_the_run_was_trained_with(inside):
+    assert json.loads((inside / "thinking" / "run.json").read_text())["untaught_facts"] is True
+
+
+def test_eval_asks_the_second_hop_alone(inside):
+    how = ["--run", "thinking", "--json", "--device", "cpu"]
+    status, out, err = call("eval", *how, "--ask", "second", "--out", "second.jsonl")
+    assert status == 0, err
+    told = result(out)
+    assert told["n"] == 8 and told["hops"] == [1, 1] and told["buckets"].keys() == {"capital_of"}
+    first = json.loads(Path("second.jsonl").read_text().splitlines()[0])
+    Path("second.jsonl").unlink()
+    assert first["prompt"] == "The capital of Norway is" and first["gold"] == "Oslo"
+    status, out, _ = call("eval", *how)
+    assert status == 0 and result(out)["hops"] == [2, 2]
+
+
+def test_a_model_is_asked_and_training_reads_what_it_knows(inside, tmp_path):
+    out = tmp_path / "known.json"
+    asked = ["data", "two-hop", *FILES, "--ask-model", "--model", "no-cot", "--device", "cpu"]
+    status, said, err = call(*asked, "--out", out, "--json")
+    assert status == 0, err
+    assert "train: rows 30, first_hop " in said and "test: rows 8, first_hop " in said
+    found = json.loads(out.read_text())
+    assert found["data"].keys() == {"train", "test"} and found["model"].endswith("no-cot")
+    assert len(found["phrasings"]) == 3 and result(said)["shares"] == found["shares"]
+    # So small a model knows nothing; here is what one would have known.
+    known = [row(n)["question"] for n in (*range(20), 50, 51)]
+    out.write_text(json.dumps(found | {"kept": known}))
+    how = ["--knowledge", "parametric", "--known", out, "--out", tmp_path / "run", "--json"]
+    status, said, err = call("train", "two-hop", *FILES, *how, *QUICK)
+    assert status == 0, err
+    told = result(said)
+    files = told["settings"]["data_files"]
+    assert told["test"]["n"] == 2 and files["known"]["rows"] == 22
+    assert files["train"]["used"] + files["valid"]["used"] == 20
+    status, said, err = call("eval", "--run", tmp_path / "run", "--device", "cpu", "--json")
+    assert status == 0 and result(said)["n"] == 2, err
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        (["two-hop", *FILES, "--ask-model", "--out", "o"], "--ask-model needs --model"),
+        (["two-hop", *FILES, "--ask-model", "--model", "cot"], "--ask-model needs --model"),
+        (
+            ["parity", "--ask-model", "--model", "no-cot", "--out", "o"],
+            "--ask-model: parity has no two hops to ask",
+        ),
+        (["two-hop", *FILES, "--device", "cpu"], "--device does nothing without --ask-model"),
+        (["two-hop", *FILES, "--knowledge", "full"], "--knowledge full and --facts FILE"),
+        (
+            ["two-hop", *FILES, "--knowledge", "full", "--facts", "no.jsonl"],
+            "--facts",
+        ),
+        (
+            ["two-hop", *FILES, "--knowledge", "parametric", "--known", "train.jsonl"],
+            "train.jsonl",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(inside, given, said):
+    status, _, err = call("data", *given)
+    assert status == 2 and said in err and err.count("\n") == 1
+    assert not Path("o").exists()
