@@ -20,6 +20,7 @@ IDLE = (
     ("table", "json", True),
     ("teacher_model", "teacher_url", None),
     ("teacher_threads", "teacher_url", None),
+    ("smoothing", "removal", "steps"),
 )
 
 

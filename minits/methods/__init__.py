@@ -4,12 +4,15 @@ A method of one's own is one file: a frozen dataclass that derives from `Method`
 """
 from typing import Any
 
+from minits.methods.icot import ICoT
 from minits.methods.method import Method
 from minits.methods.plain import CoT, NoCoT
 from minits.methods.thinking import Thinking
 from minits.settings import check_settings, flag
 
-METHODS: dict[str, type[Method]] = {"thinking": Thinking, "no-cot": NoCoT, "cot": CoT}
+METHODS: dict[str, type[Method]] = {
+    each.name: each for each in (Thinking, NoCoT, CoT, ICoT)
+}
 
 
 def make_method(name: str, **options: Any) -> Method:

@@ -12,10 +12,42 @@ from minits.thinking import Engine, ThinkingConfig, ThinkingStates
 
 
 class Stage(NamedTuple):
-    """A part of a training. Each has its own optimizer state and sees the data in its own way."""
+    """A part of a training, which sees the data in its own way."""
 
     name: str
     steps: int  # optimizer steps
+    resets: bool = True  # whether the optimizer's state begins anew
+    fresh: bool = True  # whether sizes of batches do, too, and the CUDA graphs that know them
+    # Whether its rows still hold what the last stage leaves out. Such weights are evaluated on
+    # rows like these, before the next fresh stage at the latest, and are never the best.
+    partial: bool = False
+
+
+def curriculum(
+    names: Sequence[str],  # of the partial stages
+    samples: int,  # of each of them
+    steps: int,  # of the whole training
+    batch_size: int,
+    *,
+    resets: bool,
+    block: int = 1,  # stages that share sizes
+) -> tuple[Stage, ...]:
+    """Stages of a number of samples each, and one of all steps that are left.
+
+    Raises ValueError if none is.
+    """
+    each = max(round(samples / batch_size), 1)
+    before = each * len(names)
+    if steps <= before:
+        raise ValueError(
+            f"--steps {steps}: the {len(names)} stages before the last one take {each} each (of "
+            f"{batch_size} samples), {before} in all. Raise it, or lower --stage-samples {samples}."
+        )
+    partial = [
+        Stage(name, each, resets, fresh=number % block == 0, partial=True)
+        for number, name in enumerate(names)
+    ]
+    return *partial, Stage("the last stage", steps - before, resets)
 
 
 class Method(Protocol):
@@ -28,8 +60,11 @@ class Method(Protocol):
     def check(self, task: Task) -> None:
         """Raises ValueError for a task whose answers could not be found in what is said."""
 
-    def stages(self, steps: int) -> tuple[Stage, ...]:
-        """The stages of a training of so many optimizer steps, in order."""
+    def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
+        """The stages of a training of so many optimizer steps, in order.
+
+        Raises ValueError if they are too few.
+        """
         return (Stage("training", steps),)
 
     def encode(

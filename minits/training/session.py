@@ -66,7 +66,8 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     done, seconds = state["step"], state["seconds"]
     training = Training(settings, folder, task, method, model, tokenizer, done, seconds)
     optimizer = training.update.optimizer
-    if state.get("stage", 0) != training.number:  # saved at the very end of a stage
+    ended = state.get("stage", 0) != training.number  # saved at the very end of a stage
+    if ended and training.stages[training.number].resets:
         return training
     for ours, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"]):
         # These go with the device, which may change.
@@ -82,7 +83,7 @@ def check_steps(
     before = replace(settings, steps=state["settings"]["steps"])
 
     def schedule(run: TrainSettings) -> list[tuple[float, int]]:
-        stages = enumerate(method.stages(run.steps))
+        stages = enumerate(method.stages(run.steps, run.batch_size))
         numbers = [number for number, stage in stages for _ in range(stage.steps)]
         taken = range(state["step"])
         return [(learning_rate(run, step), numbers[step]) for step in taken]
