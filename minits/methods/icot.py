@@ -10,8 +10,8 @@ from math import log
 from typing import ClassVar, NamedTuple
 
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.methods.method import Stage, curriculum
-from minits.methods.plain import CoT
+from minits.methods.curriculum import Curriculum
+from minits.methods.method import Stage
 from minits.settings import setting
 from minits.supervision import Example, Row
 from minits.thinking import ThinkingConfig
@@ -28,21 +28,14 @@ class Removal(NamedTuple):
 # A quarter of GSM8K's chains are longer than 39 tokens, where the public code takes all that is
 # left: its tokenizer joins digits. For steps: three epochs of our rows, as in Coconut's code.
 REMOVALS = {"tokens": Removal(8_000, 60, True), "steps": Removal(21_000, 4, False)}
-BLOCK = 10  # removals between which batches keep their sizes: to capture graphs takes seconds
 
 
 @dataclass(frozen=True)
-class ICoT(CoT):
+class ICoT(Curriculum):
     """Prompt, what is left of the steps, answer."""
 
     removal: str = setting(
         "tokens", "icot: what a stage takes one more of from the chain", choices=tuple(REMOVALS)
-    )
-    stage_samples: int | None = setting(
-        None,
-        "samples a stage before the last one, rounded to whole optimizer steps; default: icot "
-        "8000, by steps 21000; coconut and pause 7000",
-        least=1,
     )
     remove_all_at: int | None = setting(
         None, "icot: tokens or steps at which all are taken; default: 60, by steps 4", least=1
@@ -52,22 +45,19 @@ class ICoT(CoT):
         "icot, by tokens: a sample loses o more than its stage says, with p(o) ~ exp(-o * this)",
         above=0,
     )
-    keep_optimizer: bool = setting(False, "stages after the first do not reset the optimizer")
 
     name: ClassVar = "icot"
     title: ClassVar = "iCoT"
+    block: ClassVar = 10  # to capture graphs takes seconds
 
     @property
-    def schedule(self) -> Removal:
-        """The way of removing, with the samples and the end that were asked for."""
-        usual = REMOVALS[self.removal]
-        samples, all_at = self.stage_samples or usual.samples, self.remove_all_at or usual.all_at
-        return usual._replace(samples=samples, all_at=all_at)
+    def all_at(self) -> int:
+        """Pieces at which all are removed."""
+        return self.remove_all_at or REMOVALS[self.removal].all_at
 
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
-        schedule, how = self.schedule, {"resets": not self.keep_optimizer, "block": BLOCK}
-        names = [f"{number} {self.removal} removed" for number in range(schedule.all_at)]
-        return curriculum(names, schedule.samples, steps, batch_size, **how)
+        names = [f"{number} {self.removal} removed" for number in range(self.all_at)]
+        return self.in_stages(names, REMOVALS[self.removal].samples, steps, batch_size)
 
     def encode(
         self,
@@ -77,14 +67,13 @@ class ICoT(CoT):
         name: str = "row",
         stage: int = -1,
     ) -> Row:
-        smooth, all_at = self.schedule.smooth, self.schedule.all_at
-        removed = all_at if stage < 0 else stage
-        if smooth:
+        removed = self.all_at if stage < 0 else stage
+        if REMOVALS[self.removal].smooth:
             # Of the geometric distribution, a function of the sample alone: so a run resumes.
             rng = random.Random(f"{name}/{stage}/{example.prompt}")
             removed += int(-log(1 - rng.random()) / self.smoothing)
-        if removed >= all_at or self.removal == "steps":
-            kept = example.steps[removed:] if removed < all_at else ()
+        if removed >= self.all_at or self.removal == "steps":
+            kept = example.steps[removed:] if removed < self.all_at else ()
             return super().encode(replace(example, steps=kept), tokenizer, config, name)
         row = super().encode(example, tokenizer, config, name)
         start, chain = row.prompt_length, self.steps(example, tokenizer)

@@ -4,8 +4,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
-from minits.generation import Event, GenerationConfig, GenerationResult, generate_ids
-from minits.supervision import Example, Row
+from minits.fast.layouts import LAYOUTS
+from minits.generation import Event, GenerationConfig, GenerationResult, decode, prefill, results
+from minits.prefill import Reading
+from minits.supervision import Example, Row, encode_prompt
 from minits.tasks.task import Task
 from minits.teacher_forcing import Losses
 from minits.thinking import Engine, ThinkingConfig, ThinkingStates
@@ -23,39 +25,15 @@ class Stage(NamedTuple):
     partial: bool = False
 
 
-def curriculum(
-    names: Sequence[str],  # of the partial stages
-    samples: int,  # of each of them
-    steps: int,  # of the whole training
-    batch_size: int,
-    *,
-    resets: bool,
-    block: int = 1,  # stages that share sizes
-) -> tuple[Stage, ...]:
-    """Stages of a number of samples each, and one of all steps that are left.
-
-    Raises ValueError if none is.
-    """
-    each = max(round(samples / batch_size), 1)
-    before = each * len(names)
-    if steps <= before:
-        raise ValueError(
-            f"--steps {steps}: the {len(names)} stages before the last one take {each} each (of "
-            f"{batch_size} samples), {before} in all. Raise it, or lower --stage-samples {samples}."
-        )
-    partial = [
-        Stage(name, each, resets, fresh=number % block == 0, partial=True)
-        for number, name in enumerate(names)
-    ]
-    return *partial, Stage("the last stage", steps - before, resets)
-
-
 class Method(Protocol):
     """How examples become rows, losses and answers. The fields of the dataclass are its options."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # in tables
     thinks: ClassVar[bool]  # whether the model has T and C
+    spare: ClassVar[int] = 0  # rows of the vocabulary that it uses and no token does
+    kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS  # how its samples may be laid into rows
 
     def check(self, task: Task) -> None:
         """Raises ValueError for a task whose answers could not be found in what is said."""
@@ -66,6 +44,16 @@ class Method(Protocol):
         Raises ValueError if they are too few.
         """
         return (Stage("training", steps),)
+
+    def prepare(self, model: ThinkingStates, tokenizer: Tokenizer, about: dict[str, Any]) -> None:
+        """Makes weights ready to be trained; about: what their thinking.json says.
+
+        Raises ValueError if they cannot be.
+        """
+
+    def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:
+        """The ids that `read` wants of a prompt."""
+        return encode_prompt(tokenizer, text)
 
     def encode(
         self,
@@ -86,6 +74,12 @@ class Method(Protocol):
         """Summed losses, and the numbers of tokens that they are over."""
         return flat_losses(model, batch)
 
+    def read(
+        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+    ) -> Reading:
+        """Reads prompts (ids) as one batch, up to where the answers begin."""
+        return prefill(engine, prompts, config)
+
     def answer(
         self,
         engine: Engine,
@@ -94,4 +88,11 @@ class Method(Protocol):
         listen: Callable[[int, Event], None] | None = None,
     ) -> list[GenerationResult]:
         """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
-        return generate_ids(engine, prompts, listen=listen, **vars(config))
+        reading = self.read(engine, prompts, config)
+        answers: list[list[int]] = [[] for _ in prompts]
+        for row, event in decode(engine, reading, config):
+            if listen:
+                listen(row, event)
+            if isinstance(event, int):
+                answers[row].append(event)
+        return results(engine, prompts, config, reading, answers)

@@ -121,7 +121,7 @@ class Training:
 
     def write(self, state: dict[str, Any] | None, about: dict[str, Any], **how: Any) -> Path:
         """`save_checkpoint`; about: what else thinking.json is to say."""
-        about |= run_folder.origin(self.settings, self.task) | {"step": self.done}
+        about |= run_folder.origin(self.settings, self.task, self.method) | {"step": self.done}
         how["dtype"] = getattr(torch, self.settings.save_dtype)
         model, tokenizer = self.model, self.tokenizer
         return run_folder.save_checkpoint(self.folder, model, tokenizer, about, state, **how)

@@ -106,6 +106,7 @@ def make_model(
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
         how = choices | {"seed": settings.seed, "window": settings.window or None}
+        how["spare"], about = method.spare, {}
         model, tokenizer = make_tiny(thinks=method.thinks, texts=task.texts(), **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model
@@ -113,7 +114,7 @@ def make_model(
         # Of T and C alone: a training without them leaves their choices open.
         theirs = method.thinks and present(folder / "thinking.safetensors")
         asked = choices if theirs or not read_about(folder) else {}
-        model, tokenizer, _ = load_checkpoint(folder, **asked)
+        model, tokenizer, about = load_checkpoint(folder, **asked)
         if method.thinks != model.thinks:
             blocked = model.blocked
             model = ThinkingStates(model.backbone, model.config, thinks=method.thinks)
@@ -121,6 +122,8 @@ def make_model(
             if method.thinks:
                 model.copy_blocks()
         choices = {name: value for name, value in choices.items() if value is not None}
+    if not checkpoints:
+        method.prepare(model, tokenizer, about)
     limit = settings.max_thought_tokens
     config = replace(model.config, **choices, max_thought_tokens=limit)
     model.config = config.check(model.backbone.config)

@@ -26,7 +26,7 @@ from minits.checkpoint.tiny import tiny_tokenizer
 from minits.cli import main
 from minits.fast.layouts import BucketedSizes
 from minits.methods import make_method
-from minits.methods.icot import BLOCK
+from minits.methods.icot import ICoT
 from minits.supervision import Example, Step
 from minits.tasks import make_task
 from minits.training import loop
@@ -99,7 +99,7 @@ def test_the_schedule_for_our_rows():
     assert [s.steps for s in stages] == [125] * 60 + [4000]
     assert [s.partial for s in stages] == [True] * 60 + [False]
     fresh = [number for number, stage in enumerate(stages) if stage.fresh]
-    assert fresh == [*range(0, 60, BLOCK), 60] and all(stage.resets for stage in stages)
+    assert fresh == [*range(0, 60, ICoT.block), 60] and all(stage.resets for stage in stages)
     by_steps = make_method("icot", removal="steps", keep_optimizer=True).stages(2000, 64)
     assert [s.steps for s in by_steps] == [328] * 4 + [688]
     assert not any(stage.resets for stage in by_steps)
