@@ -52,6 +52,7 @@ class Coconut(Pause):
 
     name: ClassVar = "coconut"
     title: ClassVar = "Coconut"
+    has_states: ClassVar = True
     layouts: ClassVar = ("rows",)
 
     def collate(

@@ -31,6 +31,7 @@ class Method(Protocol):
     name: ClassVar[str]
     title: ClassVar[str]  # in tables
     thinks: ClassVar[bool]  # whether the model has T and C
+    has_states: ClassVar[bool] = False  # vectors that an `Intervention` may replace
     spare: ClassVar[int] = 0  # rows of the vocabulary that it uses and no token does
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS  # how its samples may be laid into rows

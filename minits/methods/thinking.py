@@ -30,6 +30,7 @@ class Thinking(Method):
     name: ClassVar = "thinking"
     title: ClassVar = "Thinking States"
     thinks: ClassVar = True
+    has_states: ClassVar = True
 
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
         if not self.thought_warmup:

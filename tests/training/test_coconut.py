@@ -379,6 +379,8 @@ def test_the_command_line_trains_evaluates_and_answers(method, tmp_path, capsys)
     config = GenerationConfig(max_new_tokens=9)
     said = tokenizer.without_eos(made.answer(model, [prompt], config)[0].ids)
     assert tokenizer.decode(said) == told["text"]
+    states = ["eval", f"--run={out}", "--samples=4", "--states=zero", "--json"]
+    assert main.main(states) == (0 if method == "coconut" else 2)
     # A checkpoint alone knows its number of latents.
     (folder,) = (out / "checkpoints").iterdir()
     found = trained_method(folder, load_checkpoint(folder).about)
