@@ -62,10 +62,11 @@ def make_tiny(
     inject_after: int = 1,
     extract_after: int = 3,
     texts: Iterable[str] | None = None,  # as for `tiny_tokenizer`
+    spare: int = 0,  # rows of the vocabulary that no token uses
 ) -> tuple[ThinkingStates, Tokenizer]:
     """A fresh tiny model and its tokenizer; T and C start as copies, as on real weights."""
     tokenizer = tiny_tokenizer(texts)
-    words = len(tokenizer.known_ids)
+    words = len(tokenizer.known_ids) + spare
     config = ThinkingConfig(
         chunk_size, inject_after, extract_after, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id
     )

@@ -1,6 +1,6 @@
 """`run.py eval`: free-running accuracy of a trained run on fresh examples."""
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 from minits.cli.flags import Output, add_flags, check_new_file, note, take
 from minits.cli.sources import describe_model, open_model, say_limit, trained_method, trained_task
 from minits.generation import PREFILLS, GenerationConfig
+from minits.lab.interventions import STATES
 from minits.lab.provenance import record
 from minits.settings import setting
 from minits.tasks import check_options, make_task, options_of
@@ -34,6 +35,12 @@ class EvalFlags(Output, Machine):
     batch_size: int = setting(64, "rows a batch; the answers do not depend on it", least=1)
     # As in training: in state tracking nearly every chunk thinks, so there is little to guess.
     prefill: str = setting("sequential", "how prompts are read: the same answers", choices=PREFILLS)
+    states: str = setting(
+        "normal",
+        "what is read in place of states, or of Coconut's latents: themselves, zero, or those of "
+        "another row of the batch",
+        choices=tuple(STATES),
+    )
     question_first: bool = setting(
         False, "a second time with each question's last sentence copied before it: a probe"
     )
@@ -85,6 +92,11 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.question_first and not isinstance(task, Rows):
         raise ValueError(f"--question-first: {task.name} has no questions; leave it out.")
     method = trained_method(folder, about)
+    if flags.states != "normal" and not method.has_states:
+        raise ValueError(f"--states {flags.states}: {method.name} has no states; leave it out.")
+    if flags.states == "shuffled" and flags.prefill != "sequential":
+        raise ValueError("--states shuffled needs --prefill sequential: drafts are no thoughts.")
+    config = replace(config, hook=STATES[flags.states]())
     seed = flags.seed
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
@@ -100,6 +112,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     print(describe(report), flush=True)
     files = task.sources()
     figures = report.record() | ({"data_files": files} if files else {})
+    figures |= {"states": flags.states} if flags.states != "normal" else {}
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]

@@ -24,6 +24,7 @@ IDLE = (
     ("teacher_threads", "teacher_url", None),
     ("device", "ask_model", False),
     ("dtype", "ask_model", False),
+    ("smoothing", "removal", "steps"),
 )
 
 

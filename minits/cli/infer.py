@@ -13,17 +13,16 @@ from minits.checkpoint.files import listing
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli.flags import Output, Weights, add_flags, note, take
 from minits.cli.show import InlineText, chunk_table, counters
-from minits.cli.sources import describe_model, open_model, say_limit, trained_task
-from minits.generation import (
-    GenerationConfig,
-    GenerationResult,
-    decode,
-    prefill,
-    results,
-    with_texts,
+from minits.cli.sources import (
+    describe_model,
+    open_model,
+    say_limit,
+    trained_method,
+    trained_task,
 )
+from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
+from minits.methods import Method
 from minits.settings import flag, setting
-from minits.supervision import encode_prompt
 from minits.thinking import Engine
 from minits.training.recipe import Machine
 
@@ -118,7 +117,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         prompts, expected, asked = [Prompt(None, example.prompt)], example.answer, None
     else:
         asked = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
-    ids = encode(asked or prompts, engine, tokenizer, config, flags.file)
+    method = trained_method(folder, about)
+    ids = encode(asked or prompts, engine, tokenizer, method, config, flags.file)
     plain = "" if config.think else "; plain decoding, no thoughts"
     note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
     say_limit(about, config.max_thought_tokens if config.think else None)
@@ -128,7 +128,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         note(f"put after every prompt, as in training: {task.suffix!r}")
     if expected is not None:
         note("no prompt given: a built-in example")
-    answers = answer_in_order(engine, tokenizer, ids, config, flags)
+    answers = answer_in_order(engine, tokenizer, method, ids, config, flags)
     for prompt, row, found in zip(prompts, ids, answers):
         if flags.json:
             told = {name: getattr(found.result, name) for name in TOLD}
@@ -144,6 +144,7 @@ def encode(
     prompts: Sequence[Prompt],
     engine: Engine,
     tokenizer: Tokenizer,
+    method: Method,
     config: GenerationConfig,
     file: str | None,
 ) -> list[list[int]]:
@@ -152,7 +153,7 @@ def encode(
     found = []
     for line, text in prompts:
         try:
-            found.append(encode_prompt(tokenizer, text))
+            found.append(method.prompt(text, tokenizer))
             config.check(engine, found[-1:])
         except ValueError as error:
             place = f"--file {file}, line {line}: " if file else ""
@@ -164,6 +165,7 @@ def encode(
 def answer_in_order(
     engine: Engine,
     tokenizer: Tokenizer,
+    method: Method,
     prompts: Sequence[list[int]],
     config: GenerationConfig,
     flags: InferFlags,
@@ -180,7 +182,7 @@ def answer_in_order(
         for first in range(0, len(rows), size):
             chosen = rows[first : first + size]
             batch = [prompts[row] for row in chosen]
-            found |= zip(chosen, answer_batch(engine, tokenizer, batch, config, flags))
+            found |= zip(chosen, answer_batch(engine, tokenizer, method, batch, config, flags))
             while start in found:
                 yield found.pop(start)
                 start += 1
@@ -189,6 +191,7 @@ def answer_in_order(
 def answer_batch(
     engine: Engine,
     tokenizer: Tokenizer,
+    method: Method,
     prompts: Sequence[list[int]],
     config: GenerationConfig,
     flags: InferFlags,
@@ -197,7 +200,7 @@ def answer_batch(
     started, c = time.perf_counter(), engine.config.chunk_size
     how = {"thinks": config.think, "at_once": flags.stream, "stops": flags.stop or ()}
     rows = [InlineText(tokenizer, ids, c, **how) for ids in prompts]
-    reading = prefill(engine, prompts, config)
+    reading = method.read(engine, prompts, config)
     for number, event in decode(engine, reading, config):
         rows[number].tell(event)
         if all(row.ended for row in rows):

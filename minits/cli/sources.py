@@ -13,7 +13,7 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
 from minits.cli.flags import note
 from minits.fast.accelerate import accelerate
-from minits.methods import Method, make_method
+from minits.methods import METHODS, Method, make_method
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import Engine
 from minits.training.recipe import resolve_device
@@ -118,7 +118,9 @@ def trained_method(folder: Path, about: dict[str, Any]) -> Method:
     """
     if (folder / "run.json").exists():
         return read_run(folder)[2]
-    return make_method(about.get("method", "thinking") if about else "no-cot")
+    name = about.get("method", "thinking") if about else "no-cot"
+    kept = METHODS[name].kept if name in METHODS else ()
+    return make_method(name, **{option: about[option] for option in kept if option in about})
 
 
 def say_limit(about: dict[str, Any], limit: int | None) -> None:

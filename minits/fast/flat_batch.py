@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,21 @@ from minits.thinking import ThinkingConfig, ThinkingStates
 
 
 @dataclass(frozen=True)
-class FlatBatch:
+class Tensors:
+    """A batch whose fields are tensors."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All fields, in order."""
+        return [getattr(self, each.name) for each in fields(self)]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """The batch with `function` of every tensor."""
+        return type(self)(*map(function, self.tensors))
+
+
+@dataclass(frozen=True)
+class FlatBatch(Tensors):
     """Samples of one pass. Each begins on a chunk border; rows are padded on the right.
 
     Index tensors may be filled up with -1, so that shapes repeat: such places change nothing.
@@ -54,15 +69,6 @@ class FlatBatch:
         """[2]: the tokens that L_LM and L_T are means over, every closing EOS included."""
         used = [(at >= 0).sum() for at in (self.lm_at, self.trivial_at, self.tokens_at)]
         return torch.stack([used[0], used[1] + used[2]])
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All fields, in order."""
-        return [getattr(self, each.name) for each in fields(self)]
-
-    def map(self, function: Callable[[Tensor], Tensor]) -> FlatBatch:
-        """The batch with `function` of every tensor."""
-        return FlatBatch(*map(function, self.tensors))
 
 
 def collate(

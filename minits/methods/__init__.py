@@ -4,12 +4,17 @@ A method of one's own is one file: a frozen dataclass that derives from `Method`
 """
 from typing import Any
 
+from minits.methods.coconut import Coconut
+from minits.methods.icot import ICoT
 from minits.methods.method import Method
+from minits.methods.pause import Pause
 from minits.methods.plain import CoT, NoCoT
 from minits.methods.thinking import Thinking
 from minits.settings import check_settings, flag
 
-METHODS: dict[str, type[Method]] = {"thinking": Thinking, "no-cot": NoCoT, "cot": CoT}
+METHODS: dict[str, type[Method]] = {
+    each.name: each for each in (Thinking, NoCoT, CoT, ICoT, Coconut, Pause)
+}
 
 
 def make_method(name: str, **options: Any) -> Method:

@@ -4,18 +4,25 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
-from minits.generation import Event, GenerationConfig, GenerationResult, generate_ids
-from minits.supervision import Example, Row
+from minits.fast.layouts import LAYOUTS
+from minits.generation import Event, GenerationConfig, GenerationResult, decode, prefill, results
+from minits.prefill import Reading
+from minits.supervision import Example, Row, encode_prompt
 from minits.tasks.task import Task
 from minits.teacher_forcing import Losses
 from minits.thinking import Engine, ThinkingConfig, ThinkingStates
 
 
 class Stage(NamedTuple):
-    """A part of a training. Each has its own optimizer state and sees the data in its own way."""
+    """A part of a training, which sees the data in its own way."""
 
     name: str
     steps: int  # optimizer steps
+    resets: bool = True  # whether the optimizer's state begins anew
+    fresh: bool = True  # whether sizes of batches do, too, and the CUDA graphs that know them
+    # Whether its rows still hold what the last stage leaves out. Such weights are evaluated on
+    # rows like these, before the next fresh stage at the latest, and are never the best.
+    partial: bool = False
 
 
 class Method(Protocol):
@@ -24,13 +31,30 @@ class Method(Protocol):
     name: ClassVar[str]
     title: ClassVar[str]  # in tables
     thinks: ClassVar[bool]  # whether the model has T and C
+    has_states: ClassVar[bool] = False  # vectors that an `Intervention` may replace
+    spare: ClassVar[int] = 0  # rows of the vocabulary that it uses and no token does
+    kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS  # how its samples may be laid into rows
 
     def check(self, task: Task) -> None:
         """Raises ValueError for a task whose answers could not be found in what is said."""
 
-    def stages(self, steps: int) -> tuple[Stage, ...]:
-        """The stages of a training of so many optimizer steps, in order."""
+    def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
+        """The stages of a training of so many optimizer steps, in order.
+
+        Raises ValueError if they are too few.
+        """
         return (Stage("training", steps),)
+
+    def prepare(self, model: ThinkingStates, tokenizer: Tokenizer, about: dict[str, Any]) -> None:
+        """Makes weights ready to be trained; about: what their thinking.json says.
+
+        Raises ValueError if they cannot be.
+        """
+
+    def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:
+        """The ids that `read` wants of a prompt."""
+        return encode_prompt(tokenizer, text)
 
     def encode(
         self,
@@ -51,6 +75,12 @@ class Method(Protocol):
         """Summed losses, and the numbers of tokens that they are over."""
         return flat_losses(model, batch)
 
+    def read(
+        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+    ) -> Reading:
+        """Reads prompts (ids) as one batch, up to where the answers begin."""
+        return prefill(engine, prompts, config)
+
     def answer(
         self,
         engine: Engine,
@@ -59,4 +89,11 @@ class Method(Protocol):
         listen: Callable[[int, Event], None] | None = None,
     ) -> list[GenerationResult]:
         """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
-        return generate_ids(engine, prompts, listen=listen, **vars(config))
+        reading = self.read(engine, prompts, config)
+        answers: list[list[int]] = [[] for _ in prompts]
+        for row, event in decode(engine, reading, config):
+            if listen:
+                listen(row, event)
+            if isinstance(event, int):
+                answers[row].append(event)
+        return results(engine, prompts, config, reading, answers)

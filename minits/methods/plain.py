@@ -57,8 +57,8 @@ class CoT(NoCoT):
     def check(self, task: Task) -> None:
         if not task.opening:
             raise ValueError(
-                f"--method cot: {task.name} has no words that its answers begin with, so they "
-                "cannot be told from the chain of thought before them. Give --opening."
+                f"--method {self.name}: {task.name} has no words that its answers begin with, so "
+                "they cannot be told from the chain of thought before them. Give --opening."
             )
 
     def steps(self, example: Example, tokenizer: Tokenizer) -> list[int]:

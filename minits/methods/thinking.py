@@ -30,12 +30,13 @@ class Thinking(Method):
     name: ClassVar = "thinking"
     title: ClassVar = "Thinking States"
     thinks: ClassVar = True
+    has_states: ClassVar = True
 
-    def stages(self, steps: int) -> tuple[Stage, ...]:
+    def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
         if not self.thought_warmup:
-            return super().stages(steps)
+            return super().stages(steps, batch_size)
         first = min(self.thought_warmup, steps)
-        return Stage("T's warm-up", first), *super().stages(steps - first)
+        return Stage("T's warm-up", first), *super().stages(steps - first, batch_size)
 
     def encode(
         self,

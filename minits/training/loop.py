@@ -27,6 +27,7 @@ from minits.checkpoint.weights import load_checkpoint
 from minits.fast.accelerate import accelerate
 from minits.fast.flat_batch import FlatBatch
 from minits.methods import Method
+from minits.methods.method import Stage
 from minits.supervision import Example, Row
 from minits.tasks import Task
 from minits.thinking import ThinkingStates
@@ -62,22 +63,29 @@ class Training:
         self.best_weights: dict[str, Tensor] | None = None
         self.begin_stage()
 
-    def stage(self) -> tuple[int, int]:
-        """(number of the stage that the next step belongs to, the step that it ends before)."""
+    def stage(self, step: int) -> tuple[int, int]:
+        """(number of the stage that a step, counted from 0, belongs to, the first step after it).
+
+        A step past the last one belongs to the last stage.
+        """
         end = 0
-        stages = self.method.stages(self.settings.steps)
-        for number, stage in enumerate(stages):
+        for number, stage in enumerate(self.stages):
             end += stage.steps
-            if self.done < end:
+            if step < end:
                 break
         return number, end
 
     def begin_stage(self) -> None:
-        """A fresh optimizer, and samples as this stage sees them."""
-        if hasattr(self, "update"):
-            self.update.release()
-        self.number, self.stage_end = self.stage()
-        self.update = OptimizerStep(self.model, self.method.losses, self.settings)
+        """The optimizer's state, and samples, as this stage wants them."""
+        settings = self.settings
+        self.stages = self.method.stages(settings.steps, settings.batch_size)
+        self.number, self.stage_end = self.stage(self.done)
+        stage, sizes = self.stages[self.number], None
+        if not hasattr(self, "update"):
+            self.update = OptimizerStep(self.model, self.method.losses, settings)
+        else:
+            sizes = None if stage.fresh else self.stream.sizes
+            self.update.begin_stage(resets=stage.resets, fresh=stage.fresh)
         self.stream = SampleStream(
             self.settings,
             self.task,
@@ -86,7 +94,20 @@ class Training:
             self.model.config,
             positions=self.model.backbone.config.max_position_embeddings,
             stage=self.number,
+            sizes=sizes,
         )
+
+    def evaluated(self) -> tuple[int, Stage]:
+        """(the stage as which the weights are to be evaluated now, that of the last step)."""
+        number, _ = self.stage(max(self.done - 1, 0))
+        stage = self.stages[number]
+        return number if stage.partial else -1, stage
+
+    def ends_partial(self) -> bool:
+        """Whether the steps so far end a part of a curriculum that is worth an evaluation."""
+        stage, after = self.stages[self.number], self.stages[self.number + 1 :]
+        ends = self.done == self.stage_end and stage.partial and after[0].fresh
+        return ends and len(self.task.splits) > 1
 
     def save(self) -> Path:
         """Writes a checkpoint and drops those that are more than --keep asks for."""
@@ -100,7 +121,7 @@ class Training:
 
     def write(self, state: dict[str, Any] | None, about: dict[str, Any], **how: Any) -> Path:
         """`save_checkpoint`; about: what else thinking.json is to say."""
-        about |= run_folder.origin(self.settings, self.task) | {"step": self.done}
+        about |= run_folder.origin(self.settings, self.task, self.method) | {"step": self.done}
         how["dtype"] = getattr(torch, self.settings.save_dtype)
         model, tokenizer = self.model, self.tokenizer
         return run_folder.save_checkpoint(self.folder, model, tokenizer, about, state, **how)
@@ -111,7 +132,7 @@ class Training:
         What competed before an interruption does not do so again.
         """
         settings = self.settings
-        if not settings.keep_best:
+        if not settings.keep_best or self.evaluated()[1].partial:
             return ""
         if accuracy < self.best_accuracy or self.done < self.best_step:
             return f"\nbest so far: {self.best_accuracy:.2%} at step {self.best_step}"
@@ -286,6 +307,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
                 every > 0 and training.done % every == 0
                 for every in (settings.log_every, settings.eval_every, settings.save_every)
             )
+            to_evaluate |= training.ends_partial()
             told = to_log or last
             if told or over or to_evaluate or to_save:
                 metrics = write_metrics(training, unread, file, stop)
@@ -337,12 +359,13 @@ def next_of(batches: Iterator) -> tuple[list[Row], list[FlatBatch]]:
 # -- evaluation ------------------------------------------------------------------------------------
 
 
-def evaluation_rows(training: Training, split: str, n: int) -> list[tuple[Example, Row]]:
+def evaluation_rows(
+    training: Training, split: str, n: int, stage: int = -1
+) -> list[tuple[Example, Row]]:
     """`n` examples of a split, encoded. Raises ValueError if one does not fit the model."""
-    model, seed = training.model, training.settings.seed
-    rows = draw_rows(
-        training.task, training.method, split, training.tokenizer, model.config, seed=seed, n=n
-    )
+    model, how = training.model, {"seed": training.settings.seed, "n": n, "stage": stage}
+    task, method, tokenizer = training.task, training.method, training.tokenizer
+    rows = draw_rows(task, method, split, tokenizer, model.config, **how)
     with_room(model, rows)
     return rows
 
@@ -351,11 +374,13 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
     """An evaluation between steps: on a fifth of the examples, on all if the best are kept."""
     samples = training.settings.eval_samples
     n = samples if training.settings.keep_best else max(samples // 5, 1)
-    rows = evaluation_rows(training, training.task.splits[1], n)
+    number, stage = training.evaluated()
+    rows = evaluation_rows(training, training.task.splits[1], n, number)
     report = stop.unless_asked(measure, training, rows)
     if report:
         kept = training.compete(report.accuracy)
-        stop.tell(log, f"step {training.done}: {describe(report)}{kept}")
+        after = f" ({stage.name})" if stage.partial else ""
+        stop.tell(log, f"step {training.done}{after}: {describe(report)}{kept}")
 
 
 def measure(

@@ -195,6 +195,14 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
     else:
         usual["window"] = 0
     recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
+    layouts = METHODS[settings.method].layouts
+    if recipe.get("layout", layouts[0]) not in layouts:
+        recipe["layout"] = layouts[0]
+    if settings.layout not in (None, *layouts):
+        raise ValueError(
+            f"--layout {settings.layout}: --method {settings.method} knows {', '.join(layouts)}. "
+            "Leave it out."
+        )
     chosen = {name: value for name, value in recipe.items() if getattr(settings, name) is None}
     device, dtype = resolve_device(settings.device, settings.dtype)
     if dtype == "float64":

@@ -36,10 +36,11 @@ def flat(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
     return asdict(settings) | options_of(task) | options_of(method) | files
 
 
-def origin(settings: TrainSettings, task: Task) -> dict[str, Any]:
+def origin(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
     """What thinking.json says of where a checkpoint comes from, but for the step."""
     about = {"method": settings.method, "task": settings.task, "base_model": settings.model}
-    about |= {name: getattr(task, name) for name in task.kept}
+    for kind in (task, method):
+        about |= {name: getattr(kind, name) for name in kind.kept}
     return about | {"seed": settings.seed}
 
 
@@ -193,7 +194,7 @@ def check_agreement(
             f"{checkpoint} was saved by an older version, whose steps round differently; this one "
             f"cannot continue it exactly. {again}"
         )
-    said, saved = origin(settings, task), state["settings"]
+    said, saved = origin(settings, task, method), state["settings"]
     said |= {"max_thought_tokens": settings.max_thought_tokens, "thinks": method.thinks}
     said |= {"step": state["step"]}
     found = [

@@ -71,13 +71,14 @@ def draw_rows(
     *,
     seed: int,
     n: int,  # of a finite split at most all
+    stage: int = -1,  # as which they are encoded
 ) -> list[tuple[Example, Row]]:
     """Evaluation examples with encodings: the same for all methods, never those of training."""
     found = []
     for i in range(min(n, task.size(split) or n)):
         example = task.example(split, i, seed)
         name = example.name or f"eval row {i}"
-        found.append((example, method.encode(example, tokenizer, config, name)))
+        found.append((example, method.encode(example, tokenizer, config, name, stage)))
     return found
 
 

@@ -66,7 +66,8 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     done, seconds = state["step"], state["seconds"]
     training = Training(settings, folder, task, method, model, tokenizer, done, seconds)
     optimizer = training.update.optimizer
-    if state.get("stage", 0) != training.number:  # saved at the very end of a stage
+    ended = state.get("stage", 0) != training.number  # saved at the very end of a stage
+    if ended and training.stages[training.number].resets:
         return training
     for ours, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"]):
         # These go with the device, which may change.
@@ -82,7 +83,7 @@ def check_steps(
     before = replace(settings, steps=state["settings"]["steps"])
 
     def schedule(run: TrainSettings) -> list[tuple[float, int]]:
-        stages = enumerate(method.stages(run.steps))
+        stages = enumerate(method.stages(run.steps, run.batch_size))
         numbers = [number for number, stage in stages for _ in range(stage.steps)]
         taken = range(state["step"])
         return [(learning_rate(run, step), numbers[step]) for step in taken]
@@ -105,6 +106,7 @@ def make_model(
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
         how = choices | {"seed": settings.seed, "window": settings.window or None}
+        how["spare"], about = method.spare, {}
         model, tokenizer = make_tiny(thinks=method.thinks, texts=task.texts(), **how)
     else:
         source = checkpoints[-1] if checkpoints else settings.model
@@ -112,7 +114,7 @@ def make_model(
         # Of T and C alone: a training without them leaves their choices open.
         theirs = method.thinks and present(folder / "thinking.safetensors")
         asked = choices if theirs or not read_about(folder) else {}
-        model, tokenizer, _ = load_checkpoint(folder, **asked)
+        model, tokenizer, about = load_checkpoint(folder, **asked)
         if method.thinks != model.thinks:
             blocked = model.blocked
             model = ThinkingStates(model.backbone, model.config, thinks=method.thinks)
@@ -120,6 +122,8 @@ def make_model(
             if method.thinks:
                 model.copy_blocks()
         choices = {name: value for name, value in choices.items() if value is not None}
+    if not checkpoints:
+        method.prepare(model, tokenizer, about)
     limit = settings.max_thought_tokens
     config = replace(model.config, **choices, max_thought_tokens=limit)
     model.config = config.check(model.backbone.config)

@@ -79,6 +79,18 @@ class OptimizerStep:
             **{SYNC_BUFFERS: False},  # the only buffer is a constant
         )
 
+    def begin_stage(self, *, resets: bool, fresh: bool) -> None:
+        """Before steps of another kind. resets: the optimizer's state is as before the first step.
+
+        In place, for graphs know its tensors. fresh: no batch will have the sizes of those before.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        for state in self.optimizer.state.values() if resets else ():
+            for tensor in state.values():
+                tensor.zero_()
+        if self.graphs is not None and fresh:
+            self.graphs.captured.clear()
+
     def release(self) -> None:
         """Frees the memory of steps, of which none can follow.
 

@@ -33,13 +33,14 @@ class SampleStream(Dataset):
         config: ThinkingConfig,
         positions: int,  # of the model: a sample must fit
         stage: int = 0,
+        sizes: ExactSizes | None = None,  # those of the stage before, to go on with
     ) -> None:
         self.settings, self.task, self.method = settings, task, method
         self.tokenizer, self.config = tokenizer, config
         self.positions, self.stage = positions, stage
         self.cuda = settings.device.startswith("cuda")
-        sizes = BucketedSizes if self.cuda else ExactSizes
-        self.sizes = sizes(least=int(method.thinks))
+        kind = BucketedSizes if self.cuda else ExactSizes
+        self.sizes = sizes or kind(least=int(method.thinks))
         # On CUDA two other processes draw samples ahead: one draws about as many of gsm as 0.5B
         # learns from. A thread would take Python's lock from the launches: of every 8 steps of
         # 0.26 s on each of two H200s 1 s was lost.

@@ -46,7 +46,9 @@ def hidden(training: Training, batch: FlatBatch) -> torch.Tensor:
 
 def test_the_stages_share_the_steps():
     def steps(thought_warmup: int, whole: int) -> list[int]:
-        return [s.steps for s in make_method("thinking", thought_warmup=thought_warmup).stages(whole)]
+        return [
+            s.steps for s in make_method("thinking", thought_warmup=thought_warmup).stages(whole, 4)
+        ]
 
     assert [steps(0, 12), steps(5, 12), steps(20, 12)] == [[12], [5, 7], [12, 0]]
 
@@ -145,7 +147,9 @@ def test_another_length_of_the_thought_warmup_is_another_training(tmp_path):
 
 def test_steps_through_graphs_are_the_plain_steps_in_both_stages(tmp_path, monkeypatch):
     pretend_card(monkeypatch)
-    plain, graphed = (begin(tmp_path / name, thought_warmup=3, steps=6) for name in ("plain", "graphed"))
+    plain, graphed = (
+        begin(tmp_path / name, thought_warmup=3, steps=6) for name in ("plain", "graphed")
+    )
     for step in range(6):
         if step in (0, 3):
             for training in (plain, graphed):

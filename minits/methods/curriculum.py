@@ -1,0 +1,45 @@
+"""What iCoT, Coconut and its control share: from a chain of thought to none, stage by stage."""
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from minits.methods.method import Stage
+from minits.methods.plain import CoT
+from minits.settings import setting
+
+
+@dataclass(frozen=True)
+class Curriculum(CoT):
+    """A method whose stages take more and more of the chain, and whose last one has none of it."""
+
+    stage_samples: int | None = setting(
+        None,
+        "samples a stage before the last one, rounded to whole optimizer steps; default: icot "
+        "8000, by steps 21000; coconut and pause 7000",
+        least=1,
+    )
+    keep_optimizer: bool = setting(False, "stages after the first do not reset the optimizer")
+
+    block: ClassVar = 1  # stages that share sizes of batches
+
+    def in_stages(
+        self, names: Sequence[str], samples: int, steps: int, batch_size: int
+    ) -> tuple[Stage, ...]:
+        """Partial stages of `samples` each, and one of all steps that are left.
+
+        Raises ValueError if none is.
+        """
+        samples, resets = self.stage_samples or samples, not self.keep_optimizer
+        each = max(round(samples / batch_size), 1)
+        before = each * len(names)
+        if steps <= before:
+            raise ValueError(
+                f"--steps {steps}: the {len(names)} stages before the last one take {each} each "
+                f"(of {batch_size} samples), {before} in all. Raise it, or lower --stage-samples "
+                f"{samples}."
+            )
+        partial = [
+            Stage(name, each, resets, fresh=number % self.block == 0, partial=True)
+            for number, name in enumerate(names)
+        ]
+        return *partial, Stage("the last stage", steps - before, resets)

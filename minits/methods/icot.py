@@ -1,0 +1,80 @@
+"""iCoT, internalised chain of thought: trained as CoT, with ever less of the chain, at last none.
+
+What is removed stands at the chain's beginning. `--removal tokens` is stepwise internalisation
+(Deng et al. 2024); `--removal steps` takes whole steps, as the public code of Coconut does
+(`no_thoughts` there). Facts on both: `Internalize_CoT_Step_by_Step`, `coconut` on GitHub.
+"""
+import random
+from dataclasses import dataclass, replace
+from math import log
+from typing import ClassVar, NamedTuple
+
+from minits.checkpoint.tokenizer import Tokenizer
+from minits.methods.curriculum import Curriculum
+from minits.methods.method import Stage
+from minits.settings import setting
+from minits.supervision import Example, Row
+from minits.thinking import ThinkingConfig
+
+
+class Removal(NamedTuple):
+    """A way of removing: what is right for GSM8K's chains in Qwen's tokens."""
+
+    samples: int  # a stage
+    all_at: int  # pieces
+    smooth: bool  # whether a sample may lose more than its stage says
+
+
+# A quarter of GSM8K's chains are longer than 39 tokens, where the public code takes all that is
+# left: its tokenizer joins digits. For steps: three epochs of our rows, as in Coconut's code.
+REMOVALS = {"tokens": Removal(8_000, 60, True), "steps": Removal(21_000, 4, False)}
+
+
+@dataclass(frozen=True)
+class ICoT(Curriculum):
+    """Prompt, what is left of the steps, answer."""
+
+    removal: str = setting(
+        "tokens", "icot: what a stage takes one more of from the chain", choices=tuple(REMOVALS)
+    )
+    remove_all_at: int | None = setting(
+        None, "icot: tokens or steps at which all are taken; default: 60, by steps 4", least=1
+    )
+    smoothing: float = setting(
+        4.0,
+        "icot, by tokens: a sample loses o more than its stage says, with p(o) ~ exp(-o * this)",
+        above=0,
+    )
+
+    name: ClassVar = "icot"
+    title: ClassVar = "iCoT"
+    block: ClassVar = 10  # to capture graphs takes seconds
+
+    @property
+    def all_at(self) -> int:
+        """Pieces at which all are removed."""
+        return self.remove_all_at or REMOVALS[self.removal].all_at
+
+    def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
+        names = [f"{number} {self.removal} removed" for number in range(self.all_at)]
+        return self.in_stages(names, REMOVALS[self.removal].samples, steps, batch_size)
+
+    def encode(
+        self,
+        example: Example,
+        tokenizer: Tokenizer,
+        config: ThinkingConfig,
+        name: str = "row",
+        stage: int = -1,
+    ) -> Row:
+        removed = self.all_at if stage < 0 else stage
+        if REMOVALS[self.removal].smooth:
+            # Of the geometric distribution, a function of the sample alone: so a run resumes.
+            rng = random.Random(f"{name}/{stage}/{example.prompt}")
+            removed += int(-log(1 - rng.random()) / self.smoothing)
+        if removed >= self.all_at or self.removal == "steps":
+            kept = example.steps[removed:] if removed < self.all_at else ()
+            return super().encode(replace(example, steps=kept), tokenizer, config, name)
+        row = super().encode(example, tokenizer, config, name)
+        start, chain = row.prompt_length, self.steps(example, tokenizer)
+        return replace(row, ids=row.ids[:start] + row.ids[start + min(removed, len(chain)) :])

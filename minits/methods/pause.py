@@ -1,0 +1,105 @@
+"""Coconut's prompt, and its control: the same places, filled with one learned embedding.
+
+    prompt  begin  latent … latent  end  what is left of the steps  answer  EOS
+
+The three are rows of the vocabulary that no token of the tokenizer uses (Qwen's is padded), so
+nothing is resized, and no model ever says one. Loss is on all that follows `end`.
+"""
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+
+from minits.checkpoint.tokenizer import Tokenizer
+from minits.methods.curriculum import Curriculum
+from minits.methods.method import Stage
+from minits.settings import setting
+from minits.supervision import Example, Row, encode_prompt
+from minits.thinking import ThinkingConfig, ThinkingStates
+
+SEED = "."  # the token that the three start as
+
+
+@lru_cache(maxsize=1)  # a look at all of a vocabulary
+def begin_id(tokenizer: Tokenizer) -> int:
+    """The first of three consecutive ids: begin, end, latent."""
+    return max(tokenizer.known_ids) + 1
+
+
+@dataclass(frozen=True)
+class Pause(Curriculum):
+    """Stage s lacks the first s steps and has its share of the latents, whatever steps a row has.
+
+    Never the number of its gold steps: at test nobody knows it.
+    """
+
+    latents: int = setting(6, "coconut, pause: latents in the end", least=1)
+    latent_stages: int = setting(
+        3, "coconut, pause: stages in which the number of latents grows to that", least=1
+    )
+    first_stage: int = setting(
+        1,
+        "coconut, pause: steps that the first stage lacks; 0, without a latent: for weights that "
+        "were not trained on CoT",
+        least=0,
+    )
+
+    name: ClassVar = "pause"
+    title: ClassVar = "Pause tokens"
+    spare: ClassVar = 3
+    kept: ClassVar = ("latents",)
+
+    def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
+        lacking = range(self.first_stage, self.latent_stages + 1)
+        names = [f"{self.count(gone)} latents, {gone} steps gone" for gone in lacking]
+        return self.in_stages(names, 7_000, steps, batch_size)
+
+    def count(self, gone: int) -> int:
+        """The number of latents in the stage that lacks so many steps."""
+        return self.latents * min(gone, self.latent_stages) // self.latent_stages
+
+    def prompt(self, text: str, tokenizer: Tokenizer, latents: int | None = None) -> list[int]:
+        begin = begin_id(tokenizer)
+        places = [begin + 2] * (self.latents if latents is None else latents)
+        return [*encode_prompt(tokenizer, text), begin, *places, begin + 1]
+
+    def encode(
+        self,
+        example: Example,
+        tokenizer: Tokenizer,
+        config: ThinkingConfig,
+        name: str = "row",
+        stage: int = -1,
+    ) -> Row:
+        gone = self.first_stage + stage
+        whole = stage < 0 or gone > self.latent_stages
+        kept = () if whole else example.steps[gone:]
+        row = super().encode(replace(example, steps=kept), tokenizer, config, name)
+        prompt = self.prompt(example.prompt, tokenizer, None if whole else self.count(gone))
+        ids = prompt + row.ids[row.prompt_length :]
+        return replace(row, ids=ids, prompt_length=len(prompt))
+
+    @torch.no_grad()
+    def prepare(self, model: ThinkingStates, tokenizer: Tokenizer, about: dict[str, Any]) -> None:
+        begin, backbone = begin_id(tokenizer), model.backbone
+        spare = backbone.config.vocab_size - begin
+        if spare < self.spare:
+            raise ValueError(
+                f"--method {self.name} needs {self.spare} rows of the vocabulary that no token "
+                f"uses; this model has {spare}. Qwen2.5 has them, and so has the tiny model that "
+                "this method makes for itself: train that from its start (--first-stage 0)."
+            )
+        if about.get("method") in MARKED:
+            return  # they are trained already
+        for weight in (backbone.model.embed_tokens.weight, backbone.lm_head.weight):
+            weight[begin : begin + self.spare] = weight[tokenizer.encode(SEED)[0]]
+
+
+MARKED = ("pause", "coconut")
+
+
+def latents_of(prompt: Sequence[int]) -> int:
+    """How many latents a prompt has, which ends with `end`."""
+    return prompt.count(prompt[-1] + 1)
