@@ -33,7 +33,14 @@ from minits.tasks import Task
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
 from minits.training.recipe import TrainSettings
-from minits.training.scoring import Report, describe, draw_rows, evaluate, with_room
+from minits.training.scoring import (
+    Report,
+    describe,
+    draw_rows,
+    predict,
+    summarise,
+    with_room,
+)
 from minits.training.step import OptimizerStep
 from minits.training.stopping import UNSAVED, Log, Stop
 from minits.training.stream import SampleStream
@@ -396,6 +403,7 @@ def measure(
         engine = accelerate(copy.deepcopy(engine).to(dtype))
     tokenizer, task, method = training.tokenizer, training.task, training.method
     try:
-        return evaluate(engine, tokenizer, task, method, rows, predictions=predictions)
+        lines = predict(engine, tokenizer, task, method, rows, predictions=predictions)
+        return summarise(lines, task)
     finally:
         training.model.train()

@@ -102,23 +102,6 @@ def with_room(
     return config
 
 
-def evaluate(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    task: Task,
-    method: Method,
-    rows: Pairs,
-    config: GenerationConfig = IN_TURN,
-    *,
-    batch_size: int = 64,
-    predictions: Path | None = None,  # file for JSON lines: prompt, answer, thoughts, verdict
-    quiet: bool = False,
-) -> Report:
-    """Generates an answer for each of `rows` and scores it. Raises as `with_room`."""
-    how = {"batch_size": batch_size, "predictions": predictions, "quiet": quiet}
-    return summarise(predict(engine, tokenizer, task, method, rows, config, **how), task)
-
-
 def predict(
     engine: Engine,
     tokenizer: Tokenizer,
@@ -128,10 +111,10 @@ def predict(
     config: GenerationConfig = IN_TURN,
     *,
     batch_size: int = 64,
-    predictions: Path | None = None,
+    predictions: Path | None = None,  # file for them, as JSON lines
     quiet: bool = False,
 ) -> list[dict[str, Any]]:
-    """As `evaluate`, the lines that are summarised there: a `verdict` a row."""
+    """Generates an answer for each of `rows`; the `verdict` on each. Raises as `with_room`."""
     config = with_room(engine, rows, config)
     # Rows of a batch are alike in length.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))

@@ -24,7 +24,7 @@ from minits.training.scoring import (
     Report,
     describe,
     draw_rows,
-    evaluate,
+    predict,
     sharing,
     summarise,
     verdict,
@@ -82,7 +82,7 @@ def evaluated(
 ) -> tuple[Report, list[dict[str, Any]]]:
     """The report and the lines of the predictions file."""
     path = folder / "predictions.jsonl"
-    report = evaluate(
+    lines = predict(
         model,
         TOKENIZER,
         PARITY,
@@ -93,7 +93,7 @@ def evaluated(
         predictions=path,
         quiet=True,
     )
-    return report, [json.loads(line) for line in path.read_text().splitlines()]
+    return summarise(lines, PARITY), [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
