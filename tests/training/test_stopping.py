@@ -174,7 +174,7 @@ def test_a_signal_leaves_an_evaluation_between_steps_and_the_training_is_saved(
         except KeyboardInterrupt:
             raise error if error else KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "evaluate", interrupted)
+    monkeypatch.setattr(loop, "predict", interrupted)
     started = time.monotonic()
     assert train(training, silent) is False
     assert time.monotonic() - started < 30
@@ -182,7 +182,7 @@ def test_a_signal_leaves_an_evaluation_between_steps_and_the_training_is_saved(
 
 
 def test_an_error_of_an_evaluation_is_none_of_an_interrupt(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "evaluate", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(loop, "predict", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(begin(tmp_path, steps=9, eval_every=2), silent)
 
