@@ -202,18 +202,20 @@ def generate_ids(
     prompts: Sequence[Sequence[int]],
     *,
     listen: Callable[[int, Event], None] | None = None,
+    read: Callable[..., Reading] = prefill,
     **options,
 ) -> list[GenerationResult]:
     """Answers for `prompts` (lists of ids) as one batch; each is that of its prompt alone.
 
     options: the fields of `GenerationConfig`. listen: told each event as it comes, as (row, token
-    or thought), the thoughts of the prompts first. Raises ValueError for what does not fit.
+    or thought), the thoughts of the prompts first. read: how prompts are read. Raises ValueError
+    for what does not fit.
     """
     if not prompts:
         return []
     config = GenerationConfig(**options)
-    reading = prefill(engine, prompts, config)
-    answers: list[list[int]] = [[] for _ in prompts]
+    reading = read(engine, prompts, config)
+    answers = [[] for _ in prompts]
     for row, event in decode(engine, reading, config):
         if listen:
             listen(row, event)

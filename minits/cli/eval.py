@@ -104,10 +104,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     say_limit(about, config.max_thought_tokens)
     if about.get("task") not in (None, task.name):
         note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
-    how = {"batch_size": flags.batch_size}
-    lines = predict(
-        engine, tokenizer, task, method, rows, config, predictions=out, **how
-    )
+    asked, how = (engine, tokenizer, task, method), {"batch_size": flags.batch_size}
+    lines = predict(*asked, rows, config, predictions=out, **how)
     report = summarise(lines, task)
     print(describe(report), flush=True)
     files = task.sources()
@@ -116,10 +114,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]
-        second = predict(
-            engine, tokenizer, task, method, again, with_room(engine, again, config), **how
-        )
-        probe = became(lines, second)
+        probe = became(lines, predict(*asked, again, config, **how))
         print(describe_probe(probe), flush=True)
         figures |= {"question_first": probe}
     return record(figures, device=str(engine.device), seed=seed), 0

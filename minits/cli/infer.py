@@ -114,17 +114,18 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     task = trained_task(folder, about)
     if prompts is None:
         example = task.demo()
-        prompts, expected, asked = [Prompt(None, example.prompt)], example.answer, None
+        expected = example.answer
+        prompts = texts = [Prompt(None, example.prompt)]
     else:
-        asked = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
+        texts = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
     method = trained_method(folder, about)
-    ids = encode(asked or prompts, engine, tokenizer, method, config, flags.file)
+    ids = encode(texts, engine, tokenizer, method, config, flags.file)
     plain = "" if config.think else "; plain decoding, no thoughts"
     note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
     say_limit(about, config.max_thought_tokens if config.think else None)
     if config.think and not about:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
-    if asked not in (None, prompts):
+    if texts != prompts:
         note(f"put after every prompt, as in training: {task.suffix!r}")
     if expected is not None:
         note("no prompt given: a built-in example")

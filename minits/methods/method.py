@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
 from minits.fast.layouts import LAYOUTS
-from minits.generation import Event, GenerationConfig, GenerationResult, decode, prefill, results
+from minits.generation import Event, GenerationConfig, GenerationResult, generate_ids, prefill
 from minits.prefill import Reading
 from minits.supervision import Example, Row, encode_prompt
 from minits.tasks.task import Task
@@ -89,11 +89,4 @@ class Method(Protocol):
         listen: Callable[[int, Event], None] | None = None,
     ) -> list[GenerationResult]:
         """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
-        reading = self.read(engine, prompts, config)
-        answers: list[list[int]] = [[] for _ in prompts]
-        for row, event in decode(engine, reading, config):
-            if listen:
-                listen(row, event)
-            if isinstance(event, int):
-                answers[row].append(event)
-        return results(engine, prompts, config, reading, answers)
+        return generate_ids(engine, prompts, listen=listen, read=self.read, **vars(config))

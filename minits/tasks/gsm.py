@@ -22,7 +22,6 @@ from minits.tasks.align.resample import Template, template
 from minits.tasks.align.rules import ALIGNERS, traced
 from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
 from minits.tasks.rows import Rows, RowsFile
-from minits.tasks.task import USUAL
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,7 @@ class Gsm(Rows):
 
     name: ClassVar = "gsm"
     bucket: ClassVar = 1
-    recipes: ClassVar = USUAL | {
-        ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
+    recipes: ClassVar = Rows.recipes | {
         ("*", "real"): {
             "chunk_size": 4, "layout": "pack", "steps": 6000, "batch_size": 64, "lr": 5e-5,
             "warmup": 40, "decay": 1.0, "max_thought_tokens": 128,
@@ -60,16 +58,14 @@ class Gsm(Rows):
         """Those of the training problems that were drawn so far."""
         return {}
 
-    def file(self, split: str) -> RowsFile:
-        if split in self.files or split != "train" or self.align == "given":
-            return super().file(split)
-        rows, about = super().file(split)
+    def part(self, split: str) -> RowsFile:
+        rows, about = self.read(split)
+        if split != "train" or self.align == "given":
+            return RowsFile(rows, about)
         whole = [problem for problem in rows if problem.complete]
         if not whole:
-            del self.files[split]
             raise ValueError(f"{about['file']}: no problem has a last step that gives its answer.")
-        self.files[split] = RowsFile(whole, about | {"left_out": len(rows) - len(whole)})
-        return self.files[split]
+        return RowsFile(whole, about | {"left_out": len(rows) - len(whole)})
 
     def row(self, line: str) -> Any:
         return super().row(line) if self.align == "given" else parse_problem(line)

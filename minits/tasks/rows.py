@@ -91,8 +91,23 @@ class Rows(Task):
         """The files that were read so far, by split."""
         return {}
 
+    @cached_property
+    def parts(self) -> dict[str, RowsFile]:
+        """The splits that were made so far."""
+        return {}
+
     def file(self, split: str) -> RowsFile:
-        """The rows of a split, read once. Raises ValueError, naming the line, or OSError."""
+        """The rows of a split, made once. Raises as `part`."""
+        if split not in self.parts:
+            self.parts[split] = self.part(split)
+        return self.parts[split]
+
+    def part(self, split: str) -> RowsFile:
+        """What the task makes a split of. Raises as `read`."""
+        return self.read(split)
+
+    def read(self, split: str) -> RowsFile:
+        """What a split's flag names, read once. Raises ValueError, naming the line, or OSError."""
         if split not in self.files:
             names = getattr(self, split)
             if not names:

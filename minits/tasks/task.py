@@ -142,16 +142,17 @@ def check_overlap(task: Task) -> None:
     for one, other in combinations(finite, 2):
         both = [prompt for prompt in places[one] if prompt in places[other]]
         if both:
-            there, here = (
-                task.example(split, places[split][both[0]], 0).name
-                or f"{split} row {places[split][both[0]]}"
-                for split in (other, one)
-            )
+            here, there = (place_of(task, split, places[split][both[0]]) for split in (one, other))
             raise ValueError(
                 f"{there} asks what {here} asks: {both[0]!r:.200} "
                 f"({len(both)} such in {task.title(one)} and {task.title(other)}). What was seen "
                 "in training measures nothing: take the rows out of one of them."
             )
+
+
+def place_of(task: Task, split: str, index: int) -> str:
+    """Where an example of a finite split was read, or its number."""
+    return task.example(split, index, 0).name or f"{split} row {index}"
 
 
 def summary(task: Task, sizes: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from minits.tasks.answers import (
 from minits.tasks.hops import TwoHopExample, parse_fact, parse_two_hop
 from minits.tasks.knowledge import read_known
 from minits.tasks.rows import FILES, Rows, RowsFile, read_rows
-from minits.tasks.task import USUAL, Task
+from minits.tasks.task import Task
 
 REGIMES = {"full": "facts", "parametric": "known"}  # and the file that each needs
 ASKED = ("question", "first", "second")
@@ -76,8 +76,7 @@ class TwoHop(Rows):
     name: ClassVar = "two-hop"
     unit: ClassVar = "hops"
     paths: ClassVar = (*FILES, *REGIMES.values())
-    recipes: ClassVar = USUAL | {
-        ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
+    recipes: ClassVar = Rows.recipes | {
         ("*", "real"): {  # not measured yet
             "chunk_size": 4, "layout": "pack", "steps": 1500, "batch_size": 64, "lr": 3e-5,
             "warmup": 40, "decay": 1.0,
@@ -95,20 +94,10 @@ class TwoHop(Rows):
     def has(self, split: str) -> bool:
         return super().has(split) or bool(split == "valid" and self.train and self.valid_share)
 
-    @cached_property
-    def parts(self) -> dict[str, RowsFile]:
-        """The splits that were made so far."""
-        return {}
-
-    def file(self, split: str) -> RowsFile:
-        if split not in self.parts:
-            self.parts[split] = self.part(split)
-        return self.parts[split]
-
     def part(self, split: str) -> RowsFile:
-        """The rows of a split. Raises as `Rows.file`, and where no row is left."""
+        """As that of the task rows; raises ValueError, too, where no row is left."""
         cut = split != "test" and not self.valid and self.valid_share > 0
-        rows, about = super().file("train" if cut else split)
+        rows, about = self.read("train" if cut else split)
         if self.known:
             rows = self.kept_rows(rows, about)
         if cut:

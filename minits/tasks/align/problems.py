@@ -13,7 +13,7 @@ from typing import Any
 
 from minits.tasks.align.arithmetic import LONGEST, evaluate
 from minits.tasks.answers import NUMBER, number_in
-from minits.tasks.rows import WORDS, parse_json
+from minits.tasks.rows import WORDS, check_texts, parse_json
 
 STEP = re.compile("<<(.*?)>>", re.DOTALL)
 
@@ -53,8 +53,7 @@ def parse_problem(text: str) -> Problem:
     question, solved = (member(row, key, str) for key in ("question", "answer"))
     if not question.strip():
         raise ValueError("the question is empty")
-    if wrong := re.search("[\0\ud800-\udfff]", question):
-        raise ValueError(f"{wrong[0]!r} is no character of a text")
+    check_texts([question])
     solution, found, answer = solved.rpartition("####")
     if "steps" in row or "cot" in row:
         key = "steps" if "steps" in row else "cot"
