@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from minits.cli.flags import Output, Weights, add_flags, note, take
-from minits.cli.sources import Opened, open_model, trained_method, trained_task
+from minits.cli.sources import Opened, measured_on, open_model, trained_method, trained_task
 from minits.generation import GenerationConfig
 from minits.lab.bench import Line, bench, bench_drafts
 from minits.lab.bench_answers import Side, bench_answers
@@ -78,6 +78,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         del engine  # training loads its own
         lines = bench_train(str(folder), device, how["dtype"], flags.compile, flags.repeats)
         return told(lines, how, device)
+    how |= measured_on(opened) if of_run else {}
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
         task = trained_task(folder, about)

@@ -8,7 +8,7 @@ In Table 1 there is one recipe for each task and method, whatever N is; N is the
 example in operations.
 """
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -31,10 +31,12 @@ class Preset:
     title: str
     settings: dict[str, Any]
     paper: float | None = None  # percent right in the paper; None: it has no such cell
+    paper_speed: float | None = None  # and times CoT's speed
     size: str | None = None  # of the model; None: any
     model: dict[str, int] = field(default_factory=dict)  # what its config.json must say
     # Flags of files that must be given, and what is known of their contents (`Task.sources`).
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    beside: str | None = None  # the preset of a thinking run that answers in turn with it; itself
 
 
 def tiny_presets() -> dict[str, Preset]:
@@ -152,18 +154,18 @@ LARGE |= dict.fromkeys(REGIMES, ("cot", "no-cot", "thinking"))
 
 def gsm_preset(size: str, title: str, method: str, **more: Any) -> Preset:
     """Word problems by a method."""
-    share, _ = paper.REASONING["gsm"].get(method, (None, None))
+    found = paper.REASONING["gsm"].get(method, (None, None))
     settings = real("gsm", method) | GSM | more
     files = {name: {} for name in ("train", "valid", "test")}
-    return Preset(title, settings, share, size, {"hidden_size": WIDTHS[size]}, files)
+    return Preset(title, settings, *found, size, {"hidden_size": WIDTHS[size]}, files)
 
 
 def two_hop_preset(size: str, title: str, method: str, regime: str, **more: Any) -> Preset:
     """Two-hop questions by a method, where facts are taught or known."""
-    share, _ = paper.REASONING[regime].get(method, (None, None))
+    found = paper.REASONING[regime].get(method, (None, None))
     settings = real("two-hop", method) | TWO_HOP | {"knowledge": regime} | more
     files = {name: {} for name in ("train", "test", REGIMES[regime])}
-    return Preset(title, settings, share, size, {"hidden_size": WIDTHS[size]}, files)
+    return Preset(title, settings, *found, size, {"hidden_size": WIDTHS[size]}, files)
 
 
 def table2_presets() -> dict[str, Preset]:
@@ -182,19 +184,23 @@ def table2_presets() -> dict[str, Preset]:
                 if size == "0.5B" or name in LARGE[regime]:
                     made = two_hop_preset(size, title, regime=regime, **line.own | line.two_hop)
                     found[f"two-hop/{regime}-{small}-{name}"] = made
-        found[f"gsm/{small}-as-written"] = gsm_preset(
-            size, f"Thinking States as the paper writes it, {size}", **AS_WRITTEN
-        )
-    for latents in paper.COCONUT:
-        line = LINES["coconut"]
-        settings = line.own | line.gsm | {"latents": latents}
-        if latents != line.own["latents"]:
-            title = f"Coconut, {latents} latents, 0.5B"
-            found[f"gsm/0.5b-coconut-{latents}"] = gsm_preset("0.5B", title, **settings)
+    usual = found["gsm/0.5b-coconut"]
+    for latents, (share, speed) in paper.COCONUT.items():
+        settings = usual.settings | {"latents": latents}
+        if settings != usual.settings:
+            other = replace(usual, title=f"Coconut, {latents} latents, 0.5B", settings=settings)
+            other = replace(other, paper=share, paper_speed=speed)
+            found[f"gsm/0.5b-coconut-{latents}"] = other
+    for name, preset in found.items():
+        beginning, _, _ = name.partition("b-")
+        found[name] = replace(preset, beside=f"{beginning}b-thinking")
+    for size in WIDTHS:
+        title = f"Thinking States as the paper writes it, {size}"
+        found[f"gsm/{size.lower()}-as-written"] = gsm_preset(size, title, **AS_WRITTEN)
     return found
 
 
-# c = 8, no text after the question; steps that end in one chunk share a state, so thoughts are long.
+# Steps that end in one chunk share a state, so thoughts are long.
 AS_WRITTEN = lasting(7500, 3, method="thinking", chunk_size=8, suffix="", max_thought_tokens=256)
 
 
@@ -202,6 +208,7 @@ AS_WRITTEN = lasting(7500, 3, method="thinking", chunk_size=8, suffix="", max_th
 
 LAYERS = (2, 4, 8, 12, 16, 20)  # of 24, H is read after; the default: after 23
 CHUNKS = (2, 4, 8, 16, 32)
+ONE = {"one_per_chunk": True}
 
 
 def ablations() -> dict[str, Preset]:
@@ -212,16 +219,17 @@ def ablations() -> dict[str, Preset]:
         ("gsm", gsm_preset, lasting(6000, 3)),
         ("two-hop", partial(two_hop_preset, regime="full"), lasting(1500, 3)),
     ):
-        cells = {f"extract-{n}": (f"L_out = {n}", {"extract_after": n}) for n in LAYERS}
-        cells |= {f"chunk-{c}": (f"c = {c}", {"chunk_size": c}) for c in CHUNKS}
+        cells = {f"extract-{n}": (f"L_out = {n}, c = 8", {"extract_after": n}) for n in LAYERS}
+        cells |= {f"chunk-{c}": (f"L_out = 23, c = {c}", {"chunk_size": c}) for c in CHUNKS}
         if task == "gsm":  # a two-hop row has one step
             cells |= {
-                f"chunk-{c}-one": (f"c = {c}", {"chunk_size": c, "one_per_chunk": True})
+                f"chunk-{c}-one": (f"c = {c}, one step a chunk", ONE | {"chunk_size": c})
                 for c in CHUNKS
             }
         cells["lm-loss-all"] = "L_LM on the prompt, too", {"lm_loss": "all"}
         for name, (title, change) in cells.items():
-            found[f"ablation/{task}-{name}"] = make("0.5B", title, **usual | steps | change)
+            made = make("0.5B", title, **usual | steps | change)
+            found[f"ablation/{task}-{name}"] = replace(made, paper=None, paper_speed=None)
     return found
 
 
@@ -235,9 +243,9 @@ def paper_presets() -> dict[str, Preset]:
     settings |= {"batch_size": 128, "lr": 3e-5, "skip_bad": True}
     settings |= {"eval_samples": 1319, "keep_best": True}
     files = {"train": paper.GSM8K_AUG, "valid": {}, "test": {}}
-    share, _ = paper.REASONING["gsm"]["thinking"]
+    found = paper.REASONING["gsm"]["thinking"]
     title = "Thinking States, the paper's recipe"
-    return {"paper/gsm-1.5b": Preset(title, settings, share, "1.5B", paper.QWEN_1_5B, files)}
+    return {"paper/gsm-1.5b": Preset(title, settings, *found, "1.5B", paper.QWEN_1_5B, files)}
 
 
 PRESETS = tiny_presets() | table1_presets() | table2_presets() | ablations() | paper_presets()
@@ -276,8 +284,8 @@ def check_flags(name: str, given: dict[str, Any]) -> None:
         )
     if name.startswith("tiny/") and not tiny:
         raise ValueError(
-            f"--preset {name} with --model {given['model']}: presets tiny/… train the tiny model, "
-            "the others real weights. Leave --model out."
+            f"--preset {name} with --model {given['model']}: presets tiny/… train the tiny "
+            "model, the others real weights. Leave --model out."
         )
 
 
@@ -303,8 +311,8 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
             wrong += differences(f"{flag(split)} {about['file']}", known, about | {"rows": lines})
     if wrong:
         raise ValueError(
-            f"--preset {name} is a run on other weights or rows: {'; '.join(wrong)}. Name those, or "
-            "give the settings without --preset."
+            f"--preset {name} is a run on other weights or rows: {'; '.join(wrong)}. Name those, "
+            "or give the settings without --preset."
         )
 
 

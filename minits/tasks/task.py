@@ -59,6 +59,10 @@ class Task(Protocol):
         """The line of a report that an example belongs to; None: that of its size, see `bucket`."""
         return None
 
+    def cluster(self, example: Example) -> str | None:
+        """What examples share that are no independent draws, a subject say; None: they are."""
+        return None
+
     @classmethod
     def trained_on(cls, about: dict[str, Any]) -> str:
         """What a checkpoint's thinking.json says of the options that are `kept`, in words."""
