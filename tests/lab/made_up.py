@@ -61,7 +61,13 @@ def answered(name: str, **ms: float) -> dict[str, Any]:
             ways += [{"prefill": "speculative", "draft": "carry", "lookahead": 2, "ms": 88.0}]
         lines += [line | way for way in ways]
     settings = PRESETS[name].settings | {"preset": name, "model": "m"}
-    found = {"run": f"runs/{name}", "settings": settings, "lines": lines, "machine": "a card", "revision": "abc1234"}
+    found = {
+        "run": f"runs/{name}",
+        "settings": settings,
+        "lines": lines,
+        "machine": "a card",
+        "revision": "abc1234",
+    }
     return found | {"path": "graphs", "hidden_size": WIDTHS[PRESETS[name].size]}
 
 

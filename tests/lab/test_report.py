@@ -90,9 +90,9 @@ def test_several_runs_of_a_cell_are_all_told():
 
 
 def test_a_run_of_a_preset_that_is_no_more_is_told_by_its_own_title():
-    lines = tables(
-        Book([RECORD | {"preset": "tiny/gone", "title": "Chunks of 3"}])
-    )["runs"].splitlines()
+    lines = tables(Book([RECORD | {"preset": "tiny/gone", "title": "Chunks of 3"}]))[
+        "runs"
+    ].splitlines()
     (line,) = [line for line in lines if "tiny/gone" in line]
     assert line.startswith("| Chunks of 3 (`tiny/gone`) | – | 75.0 [71.0, 79.0] |")
     assert sum("(`" in line for line in lines) == len(TABLE1) + 1
@@ -255,5 +255,3 @@ def test_a_record_names_the_revision_of_our_own_repository_alone(
     head = subprocess.check_output(["git", "-C", tmp_path, "rev-parse", "--short", "HEAD"])
     monkeypatch.setattr(provenance, "__file__", str(copy))
     assert provenance.revision() == {"commit": head.decode().strip(), "env": "env"}[wanted]
-
-
