@@ -50,6 +50,9 @@ COCONUT: dict[int, tuple[float, float]] = {
 # Section 4.4: GSM, each question's last sentence copied before it where the answer was wrong.
 QUESTION_FIRST = (42.22, 48.65)
 
+# Section 4.4: of the queries that Thinking States solve on GSM, the share that CoT does not.
+RIGHT_ALONE = 0.12
+
 # What the ablations and the figure of training cost show; the paper prints no table of them.
 LAYERS = "rises with the layer, nearly 20 points from the shallowest to the deepest (1.5B)"
 CHUNKS = "best at c = 8, less beyond; the speed-up grows with c (1.5B)"

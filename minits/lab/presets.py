@@ -141,6 +141,7 @@ LINES = {
         LATENT | {"method": "coconut"},
         lasting(2000, stage_samples=36_000),
         lasting(750, stage_samples=11_000),
+        f"Coconut, {LATENT['latents']} latents",
     ),
     "pause": Line(
         LATENT | {"method": "pause"},
@@ -266,6 +267,7 @@ def find(name: str) -> Preset:
         near = [each for each in PRESETS if each.startswith(f"{family}/")]
         families = Counter(each.partition("/")[0] for each in PRESETS)
         known = ", ".join(near) or ", ".join(f"{each}/… ({n})" for each, n in families.items())
+        known += "" if near else " (--preset table1/ names those of a family)"
         raise ValueError(f"--preset {name!r} is not known; the presets are: {known}.")
     return PRESETS[name]
 

@@ -19,7 +19,7 @@ from minits.methods import METHODS
 RECORDS = Path(__file__).parent / "records"
 Record = dict[str, Any]
 # Settings that make a training one of a cell of Table 2, whose presets' names begin so.
-IDENTITY = ("task", "method", "knowledge", "suffix", "removal", "latents")
+IDENTITY = "task method knowledge suffix resample chunk_size one_per_chunk removal latents".split()
 TABLE2 = ("gsm/", "two-hop/")
 Label = tuple[Any, ...]
 
@@ -58,8 +58,10 @@ def belongs(record: Record, name: str, preset: Preset) -> bool:
     settings = record.get("settings", {})
     if not settings or preset_of(record):
         return preset_of(record) == name
-    same = all(settings.get(key) == preset.settings.get(key) for key in IDENTITY)
-    return same and name.startswith(TABLE2) and weights_of(record) == preset.size
+    # No value is as good as one that does nothing: False, or an empty text.
+    both = settings, preset.settings
+    ours, theirs = ([each.get(key) or None for key in IDENTITY] for each in both)
+    return ours == theirs and name.startswith(TABLE2) and weights_of(record) == preset.size
 
 
 def label(method: str, options: dict[str, Any]) -> Label:
@@ -116,6 +118,12 @@ class Cell:
         if not (ours and theirs and alike([*ours, *theirs])):
             return None
         return difference(ours, theirs, self.clusters())
+
+    def right_alone(self, other: "Cell") -> float:
+        """Share of the rows right here that another has wrong, over pairs of seeds."""
+        pairs = [row for both in zip(self.rights(), other.rights()) for row in zip(*both)]
+        right = [theirs for ours, theirs in pairs if ours == "1"]
+        return right.count("0") / max(len(right), 1)
 
     def ms(self) -> float | None:
         """Milliseconds an answer."""

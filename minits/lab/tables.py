@@ -135,7 +135,7 @@ def methods(book: Book) -> str:
                 found = [benchmark(each, book) for each in names]
                 lines.append([title(book.cell(names[0])), *chain(*found)])
         for name, each in beginnings.items():
-            compared += differences(f"{name}, {size}", book.cells(each, *LINES))
+            compared += differences(f"- {name}, {size}", book.cells(each, *LINES))
     written = "paper/gsm-1.5b"
     lines.append([title(book.cell(written)), *benchmark(written, book), *[NONE] * 6])
     words = "**Test rows right and times CoT's speed, means over seeds (the paper's, on 1.5B); the "
@@ -165,9 +165,14 @@ def differences(name: str, cells: Sequence[Cell]) -> Iterator[str]:
     cot, no_cot, *others = cells
     pairs = [(no_cot, cot), *((each, base) for each in others for base in (cot, no_cot))]
     for other, base in pairs:
-        if found := other.less(base):
-            one, two = (each.preset.title.rpartition(",")[0] for each in (other, base))
-            yield f"- {name}: {one} less {two} {interval(found, '+')} points"
+        found = other.less(base)
+        if not found:
+            continue
+        one, two = (each.preset.title.rpartition(",")[0] for each in (other, base))
+        yield f"{name}: {one} less {two} {interval(found, '+')} points"
+        if METHODS[other.label[0]].thinks and base is cot:
+            alone = f"{other.right_alone(cot):.1%} (the paper, GSM: {paper.RIGHT_ALONE:.0%})"
+            yield f"{name}: of the rows that {one} have right {two} has wrong {alone}"
 
 
 def runs_of(task: str, book: Book, figures: Columns) -> str:
@@ -251,6 +256,8 @@ CHANGED = {  # what an evaluation of trained weights may change, and how it says
     "states": {"zero": "states zero", "shuffled": "states of another row"},
     "prompt_thoughts": {True: "no thought in the answer"},
 }
+FIRST = "question first where it was wrong (the paper: {:.2f} to {:.2f})"
+FIRST = FIRST.format(*paper.QUESTION_FIRST)
 
 
 def probes(book: Book) -> str:
@@ -258,10 +265,8 @@ def probes(book: Book) -> str:
     names = [f"ablation/{task}-lm-loss-all" for task in ("gsm", "two-hop")]
     parts = [draw([book.cell(name) for name in names], {"run": title}, TESTED | MADE)]
     lines = [found for record in book.probes for found in probe(record, book)]
-    before, after = paper.QUESTION_FIRST
-    first = f"question first where it was wrong (the paper: {before:.2f} to {after:.2f})"
-    wanted = [word for words in CHANGED.values() for word in words.values()] + [first]
-    missing = [word for word in wanted if not any(line[1] == word.split(" (")[0] for line in lines)]
+    wanted = [word for words in CHANGED.values() for word in words.values()] + [FIRST]
+    missing = [word for word in wanted if word not in {line[1] for line in lines}]
     lines += [[NONE, word, NOT_RUN, *[NONE] * 5] for word in missing]
     columns = ["run", "changed", "test, %", "less as it is, points", "n", "seed", "machine"]
     return "\n\n".join([*parts, markdown([*columns, "revision"], lines)])
@@ -287,7 +292,7 @@ def probe(record: Record, book: Book) -> Iterator[list[str]]:
         gained = mended * found["rows_wrong_before"] / record["n"]
         right = f"{100 * record['accuracy']:.1f} to {100 * (record['accuracy'] + gained):.1f}"
         all_rows = f"on all rows {100 * found['accuracy']:.1f}"
-        yield [named, "question first where it was wrong", right, all_rows, *ending]
+        yield [named, FIRST, right, all_rows, *ending]
 
 
 def answers(book: Book) -> str:

@@ -33,6 +33,11 @@ def test_a_run_belongs_to_the_preset_that_it_names_else_to_the_cell_that_it_is_o
         assert not belongs(unnamed, ablation, PRESETS[ablation])
         assert not belongs(trained(ablation, 0.5), name, PRESETS[name])
     assert not belongs({"lines": []}, name, PRESETS[name])
+    for change in ({"resample": 0.5}, {"one_per_chunk": False}, {"chunk_size": 8}, {"suffix": ""}):
+        changed = unnamed | {"settings": unnamed["settings"] | change}
+        assert not belongs(changed, name, PRESETS[name])
+    idle = unnamed | {"settings": unnamed["settings"] | {"knowledge": None}}
+    assert belongs(idle, name, PRESETS[name])
 
 
 def test_coconut_and_icot_are_told_apart_by_their_options():
@@ -77,6 +82,13 @@ def test_two_hop_rows_are_drawn_by_subject():
         f"- 2-hop FK, 0.5B: Thinking States less CoT {mean:+.1f} [{low:+.1f}, {high:+.1f}] points"
     )
     assert told in tables(book)["methods"].splitlines()
+
+
+def test_of_the_rows_right_those_that_cot_has_wrong_are_counted():
+    run, cot = trained("gsm/0.5b-thinking", 0.5), trained("gsm/0.5b-cot", 0.5)
+    run["test"]["right"], cot["test"]["right"] = "1111" + "0" * 56, "1110" + "1" * 56
+    told = "- GSM, 0.5B: of the rows that Thinking States have right CoT has wrong 25.0% (the paper"
+    assert told in tables(Book([run, cot]))["methods"]
 
 
 def test_other_rows_are_not_compared():
