@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from minits.lab.paper import STATE_TRACKING
-from minits.lab.presets import CHUNKS, LAYERS, LINES, PRESETS, WIDTHS
+from minits.lab.presets import CHUNKS, LAYERS, PRESETS, WIDTHS
 from minits.lab.records import Book, Cell
 from minits.methods import METHODS
 
@@ -25,9 +25,11 @@ def pyplot() -> Any:
 def draw_all(book: Book, folder: Path) -> dict[str, bool]:
     """Draws every figure that has records into a folder; of each name, whether it has.
 
-    Raises ValueError where matplotlib is missing.
+    Raises ValueError where matplotlib is missing, or for a file.
     """
     pyplot()
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--figures {folder} is a file; name a folder.")
     folder.mkdir(parents=True, exist_ok=True)
     return {name: draw(book, folder / f"{name}.png") for name, draw in FIGURES.items()}
 
@@ -189,19 +191,13 @@ def speed(book: Book, path: Path) -> bool:
         panel = axes[0, 0]
         for number, cell in enumerate(cells):
             share = [100 * each for each in cell.accuracy()]
-            marker = MARKERS[list(LINES).index(line_of(cell)) % len(MARKERS)]
+            marker = MARKERS[list(METHODS).index(cell.label[0])]
             how = {"fmt": marker, "capsize": 3, "color": f"C{number}"}
             panel.errorbar([cell.ms()], share[:1], around([share]), label=cell.preset.title, **how)
         panel.set(xlabel="milliseconds an answer, one at a time", ylabel="test rows right, %")
         panel.set(xlim=(0, None), ylim=(0, None))
         panel.legend(fontsize="small")
     return True
-
-
-def line_of(cell: Cell) -> str:
-    """The line of Table 2 that a cell stands in."""
-    name = cell.name.partition("b-")[2]
-    return next(each for each in sorted(LINES, key=len, reverse=True) if name.startswith(each))
 
 
 def cost(lines: Sequence[dict[str, Any]], path: str | Path) -> None:

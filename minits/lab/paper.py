@@ -62,7 +62,14 @@ COST = "Coconut's time is linear in the steps, about 10 times Thinking States' a
 # and the steps that a teacher LLM was given. The hash is that of the public file's Git LFS pointer
 # (da03/Internalize_CoT_Step_by_Step, data/gsm8k/train.txt): the file itself was never at hand here.
 GSM8K_AUG = {
+    "what": "GSM8K-Aug, the text of iCoT's repository",
     "rows": 385_620,
     "sha256": "0a3909a9e7d8d2f7ad6b8c7b5608aa744988d835f9bf874d4cf06ca77df6bf8c",
 }
-QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "eos_token_id": 151643}
+# A Coder model of that size says the same of itself: its name tells.
+QWEN_1_5B = {
+    "what": "Qwen2.5-1.5B base",
+    "hidden_size": 1536,
+    "num_hidden_layers": 28,
+    "eos_token_id": 151643,
+}

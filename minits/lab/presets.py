@@ -33,7 +33,8 @@ class Preset:
     paper: float | None = None  # percent right in the paper; None: it has no such cell
     paper_speed: float | None = None  # and times CoT's speed
     size: str | None = None  # of the model; None: any
-    model: dict[str, int] = field(default_factory=dict)  # what its config.json must say
+    # What its config.json must say, and `what` it is in words.
+    model: dict[str, Any] = field(default_factory=dict)
     # Flags of files that must be given, and what is known of their contents (`Task.sources`).
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     beside: str | None = None  # the preset of a thinking run that answers in turn with it; itself
@@ -293,7 +294,8 @@ def check_flags(name: str, given: dict[str, Any]) -> None:
 
 def told(known: dict[str, Any]) -> str:
     """What is known of weights or a file, in brackets."""
-    return f" ({', '.join(f'{key} {value}' for key, value in known.items())})" if known else ""
+    words = [f"{key} {value}".removeprefix("what ") for key, value in known.items()]
+    return f" ({', '.join(words)})" if known else ""
 
 
 def check_contents(name: str, model: str, revision: str | None, task: Task) -> None:
@@ -323,5 +325,5 @@ def differences(what: str, known: dict[str, Any], found: dict[str, Any]) -> list
     return [
         f"{what}: {key} {plain(found.get(key))}, not {value}"
         for key, value in known.items()
-        if found.get(key) != value
+        if key != "what" and found.get(key) != value
     ]

@@ -262,14 +262,13 @@ FIRST = FIRST.format(*paper.QUESTION_FIRST)
 
 def probes(book: Book) -> str:
     """The small ablations: L_LM on all tokens; and trained weights with something changed."""
-    names = [f"ablation/{task}-lm-loss-all" for task in ("gsm", "two-hop")]
-    parts = [draw([book.cell(name) for name in names], {"run": title}, TESTED | MADE)]
+    trained = ablation("lm-loss-", "The paper does not say which tokens L_LM counts.", book)
     lines = [found for record in book.probes for found in probe(record, book)]
     wanted = [word for words in CHANGED.values() for word in words.values()] + [FIRST]
     missing = [word for word in wanted if word not in {line[1] for line in lines}]
     lines += [[NONE, word, NOT_RUN, *[NONE] * 5] for word in missing]
     columns = ["run", "changed", "test, %", "less as it is, points", "n", "seed", "machine"]
-    return "\n\n".join([*parts, markdown([*columns, "revision"], lines)])
+    return f"{trained}\n\n{markdown([*columns, 'revision'], lines)}"
 
 
 def probe(record: Record, book: Book) -> Iterator[list[str]]:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from cli_helpers import call, result
 
+from minits.lab.records import Book
+from minits.lab.tables import tables
+
 QUICK = "--steps 2 --batch-size 8 --max-thought-tokens 24 --warmup 1 --device cpu".split()
 LANDS = {"Norway": "Oslo", "Japan": "Tokyo"}
 FULL = ["--knowledge", "full", "--facts", "facts.jsonl"]
@@ -84,6 +87,21 @@ def test_results_are_told_by_hop_and_by_bridge(method, inside):
     if method == "thinking":
         assert sum(counts[name] for name in by_hop) == pytest.approx(1)
     assert method != "no-cot" or by_hop <= {"bridge_wrong"}  # untrained, it may say anything
+
+
+def test_the_record_of_a_run_fills_its_cell_of_the_report(inside):
+    names = {method: f"two-hop/full-0.5b-{method}" for method in ("thinking", "cot", "no-cot")}
+    records = [
+        json.loads((inside / method / "record.json").read_text()) | {"preset": name}
+        for method, name in names.items()
+    ]
+    found = tables(Book(records))
+    lines = [line for line in found["methods"].splitlines() if "`gsm/0.5b-thinking`" in line]
+    accuracy = 100 * records[0]["test"]["accuracy"]
+    assert (
+        f"| {accuracy:.1f} [" in lines[0] and "2-hop FK, 0.5B: Thinking States" in found["methods"]
+    )
+    assert all(f"(`{name}`)" in found["two-hop"] for name in names.values())
 
 
 def test_untaught_facts_are_what_the_run_was_trained_with(inside):

@@ -55,6 +55,13 @@ def test_the_command_says_what_it_drew_and_what_not(tmp_path, capsys):
         assert (f"{name}: not drawn" in told) != drawn
 
 
+def test_a_file_is_no_folder_for_figures(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("")
+    assert run.main(["report", "--figures", str(tmp_path / "file")]) == 2
+    assert "is a file; name a folder" in capsys.readouterr().err
+
+
 def test_without_matplotlib_the_install_command_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run.main(["report", "--figures", str(tmp_path / "new")]) == 2

@@ -58,7 +58,8 @@ def test_the_papers_recipe_is_the_papers():
 def test_what_a_preset_lacks_is_said_at_once(capsys):
     assert run.main(["train", "--preset", NAME]) == 2
     error = capsys.readouterr().err
-    for word in ("--model", "hidden_size 1536", "--train FILE (rows 385620, sha256 0a3909a9e7d8"):
+    assert "(Qwen2.5-1.5B base, hidden_size 1536" in error and "(GSM8K-Aug, " in error
+    for word in ("--model", "--train FILE", "rows 385620, sha256 0a3909a9e7d8"):
         assert word in error
     assert "--valid FILE" in error and "--test FILE" in error and error.count("\n") == 1
 
