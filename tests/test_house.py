@@ -18,7 +18,7 @@ SOURCES = [*FILES, ROOT / "run.py"]
 # Arrows point one way: each folder may import what stands to its left, and itself; "" is the root.
 # Tasks and fast do not know each other.
 ORDER = ["", "checkpoint", ("tasks", "fast"), "methods", "training", "lab", "cli"]
-LIMITS = {"root": 11_000, "package": 80_000}
+LIMITS = {"root": 11_000, "package": 100_000}
 TOKENS_A_LINE = {"root": 10.0, "package": 10.5}
 LINES_OF_THE_ROOT = 1_800
 

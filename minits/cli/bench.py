@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from minits.cli.flags import Output, Weights, add_flags, note, take
+from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.sources import Opened, measured_on, open_model, trained_method, trained_task
 from minits.generation import GenerationConfig
+from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
 from minits.lab.bench_answers import Side, bench_answers
 from minits.lab.bench_train import bench_train
@@ -19,7 +20,7 @@ from minits.training.scoring import draw_rows, with_room
 
 WORDS = "measure speed beside the limits of the machine"
 OPTIONS = ()
-PARTS = ("all", "prefill", "decode", "drafts", "answers", "train")
+PARTS = ("all", "prefill", "decode", "drafts", "answers", "train", "cost")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class BenchFlags(Output, Machine, Weights):
     repeats: int = setting(10, "timed calls; the median is reported", least=1)
     compile: bool = setting(False, "train: torch.compile the layers (cuda)")
     plain: bool = setting(False, "the plain path, without kernels and graphs (cuda)")
+    figure: str | None = setting(None, "cost: a PNG file to draw (needs matplotlib)")
 
 
 add_arguments = partial(add_flags, config=BenchFlags)
@@ -54,9 +56,13 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         )
     idle = {"run": not of_run, "model": of_run, "compile": part != "train"}
     idle |= {name: part != "answers" for name in ("against", "samples")}
+    idle |= {"figure": part != "cost", "chunk_size": part == "cost"}
     for name in idle:
         if idle[name] and getattr(flags, name):
             raise ValueError(f"{flag(name)} does nothing in bench {part}; leave it out.")
+    if flags.figure:
+        check_new_file(flags.figure, name="--figure")
+        figures.pyplot()
     opened = open_model(flags)
     engine, tokenizer, about, folder = opened
     device, kind = str(engine.device), engine.backbone.lm_head.weight.dtype
@@ -89,9 +95,22 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         lines = bench_drafts(engine, ids, flags.repeats)
     elif part == "answers":
         lines = answers(flags, opened)
+    elif part == "cost":
+        lines = bench_cost.bench_cost(folder, engine, how["dtype"], flags.plain, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
-    return told(lines, how, device)
+    found, status = told(lines, how, device)
+    if part == "cost":
+        show_cost(found["lines"], flags.figure)
+    return found, status
+
+
+def show_cost(lines: list[Line], figure: str | None) -> None:
+    """Prints the table of what was measured, and draws it where there is anything to draw."""
+    table = bench_cost.table(lines)
+    print(table, flush=True)
+    if figure and table:
+        figures.cost(lines, figure)
 
 
 def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from minits.checkpoint.files import require, write_text
-from minits.lab import paper
+from minits.lab import bench_cost, paper
 from minits.lab.columns import (
     MADE,
     NONE,
@@ -320,19 +320,27 @@ def answers(book: Book) -> str:
 
 
 def cost(book: Book) -> str:
-    """Milliseconds of forward and backward pass by recurrent steps and side."""
-    words = f"The paper: {paper.COST}."
-    found: dict[tuple[str, ...], dict[int, dict[str, str]]] = {}
-    for record, line in book.lines("both"):
-        place = line["path"], record["machine"], record["revision"]
-        ms = f"{line['both']['ms']:.1f}"
-        found.setdefault(place, {}).setdefault(line["steps"], {})[line["side"]] = ms
-    parts = [words]
-    for place, lines in found.items():
-        sides = list(dict.fromkeys(side for line in lines.values() for side in line))
-        rows = [[str(n), *(lines[n].get(side, NONE) for side in sides)] for n in sorted(lines)]
-        parts.append(markdown([f"steps ({', '.join(place)}), ms", *sides], rows))
-    return "\n\n".join(parts if found else [words, f"Ours: {NOT_RUN}."])
+    """Milliseconds of forward and backward pass by recurrent steps, and what they show."""
+    found = {id(record): record for record, _ in book.lines("both")}
+    parts = [f"The paper: {paper.COST}.", *([] if found else [f"Ours: {NOT_RUN}."])]
+    for record in found.values():
+        parts += [f"{record['machine']}, {record['revision']}, ms: both passes (each)"]
+        parts += [bench_cost.table(record["lines"])]
+        lines = [line for line in record["lines"] if line["what"] == "findings"]
+        parts += ["\n".join(map(shown, lines))] if lines else []
+    return "\n\n".join(parts)
+
+
+def shown(findings: Record) -> str:
+    """What a measurement of training cost shows, on one path."""
+    latents, thinking = findings[bench_cost.COCONUT], findings[bench_cost.THINKING]
+    (over,) = [value for key, value in findings.items() if key.endswith(" steps over")]
+    return (
+        f"- {findings['path']}: Coconut {latents['ms_a_latent']:.2f} ms a latent (R² "
+        f"{latents['r_squared']:.3f}); Thinking States' slowest over fastest "
+        f"{thinking['slowest_over_fastest']:.2f}; at ten steps Coconut takes "
+        f"{over[bench_cost.THINKING]:.1f} times as long"
+    )
 
 
 # -- pages -----------------------------------------------------------------------------------------

@@ -72,11 +72,16 @@ def answered(name: str, **ms: float) -> dict[str, Any]:
 
 
 def costs() -> dict[str, Any]:
-    """`bench cost`."""
+    """`bench cost`: Thinking States level, Coconut linear."""
     lines = [
         {"what": "forward and backward", "side": side, "steps": n, "path": "eager"}
-        | {part: {"ms": ms * n} for part in ("forward", "backward", "both")}
-        for side, ms in (("Thinking States", 1.0), ("Coconut", 4.0))
-        for n in (1, 2, 4)
+        | {part: {"ms": ms * n if side == "Coconut" else ms} for part in parts}
+        for side, ms in (("Thinking States", 2.0), ("Coconut", 4.0))
+        for parts in [("forward", "backward", "both")]
+        for n in (1, 2, 10)
     ]
-    return {"lines": lines, "machine": "a card", "revision": "abc1234"}
+    findings = {"what": "findings", "path": "eager"}
+    findings["Coconut"] = {"ms_a_latent": 4.0, "intercept_ms": 0.0, "r_squared": 1.0}
+    findings["Thinking States"] = {"slowest_over_fastest": 1.0}
+    findings["Coconut at 10 steps over"] = {"Thinking States": 20.0}
+    return {"lines": [*lines, findings], "machine": "a card", "revision": "abc1234"}

@@ -163,13 +163,12 @@ def test_evaluations_with_something_changed_stand_beside_the_run():
     assert line(table, "states of another row")["test, %"] == "not run"
 
 
-def test_training_cost_is_a_table_of_steps_and_sides():
+def test_training_cost_is_a_table_of_steps_and_sides_and_what_it_shows():
     found = tables(Book([], [costs()]))["cost"]
-    assert line(found, "| 4 |") == {
-        "steps (eager, a card, abc1234), ms": "4",
-        "Thinking States": "4.0",
-        "Coconut": "16.0",
-    }
+    assert line(found, "| 10 |")["Coconut"] == "40.0 (40.0 + 40.0)"
+    assert line(found, "| 10 |")["Thinking States"] == "2.0 (2.0 + 2.0)"
+    assert "Coconut 4.00 ms a latent (R² 1.000)" in found and "20.0 times as long" in found
+    assert "a card, abc1234" in found
     assert "Ours: not run." in tables(Book([]))["cost"]
 
 

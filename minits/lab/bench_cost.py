@@ -1,0 +1,294 @@
+"""What training costs: Coconut's passes one after another beside the one pass of Thinking States.
+
+The paper's figure: forward and backward pass of one row of 128 tokens, against recurrent steps.
+All sides read as many tokens, answer with the same ones, and take turns. They run on the same
+weights, float32 ones under autocast as in training, and on the code that trains:
+
+- no latents: plain Qwen2.5, one pass (fast/flat_batch.py).
+- Thinking States: the flat pass, T and C. n steps are chunks of c = 128 // n tokens, of which n are
+  complete. Each thinks 8 tokens, given; or nothing, where the side's name says so. Every thought
+  makes a state that a chunk reads, but for the last one where the chunks come out even.
+- Coconut: n latents among the 128 tokens, over one cache (methods/coconut.py), as the official
+  training does it; or all before a latent read again for each, as its generation does.
+
+`path` says how: "eager" launches every kernel from Python, the same for all sides; "graphs" (CUDA)
+replays CUDA graphs, as training does with one card. Gradients begin at None, no optimizer steps.
+"""
+import random
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import correlation, linear_regression
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from minits.checkpoint.weights import load_checkpoint
+from minits.fast.cross_entropy import cross_entropy_sum
+from minits.fast.flat_batch import FoldedFrame
+from minits.fast.graphs import capture
+from minits.fast.layouts import BucketedSizes, ExactSizes
+from minits.generation import GenerationConfig
+from minits.lab.bench import Line, prompt_of, ratio, rounds, summary
+from minits.lab.columns import markdown
+from minits.methods import make_method
+from minits.methods.coconut import LatentBatch
+from minits.supervision import Row
+from minits.teacher_forcing import Losses, loss
+from minits.thinking import Engine, ThinkingStates
+from minits.training.loop import objects_frozen
+from minits.training.recipe import TrainSettings
+from minits.training.step import OptimizerStep
+
+LENGTH, ANSWER, THOUGHT = 128, 8, 8  # tokens that are read, supervised, thought in a chunk
+STEPS = (1, 2, 4, 8, 10, 16, 32)
+BEGIN, END, LATENT = 995, 996, 997  # of Coconut; `prompt_of` says no such ids
+PLAIN, THINKING, COCONUT = "no latents", "Thinking States", "Coconut"
+REFED, TRIVIAL = f"{COCONUT}, prefix re-fed", f"{THINKING}, all trivial"
+SIDES = (PLAIN, THINKING, TRIVIAL, COCONUT, REFED)
+
+
+class Side(NamedTuple):
+    """A pass that is measured."""
+
+    name: str
+    steps: int  # recurrent ones
+    losses: Callable[[], Losses]
+
+
+def bench_cost(
+    folder: Path,
+    engine: Engine,  # answers; what trains has weights of its own, from `folder`
+    dtype: str,
+    plain: bool,  # without CUDA graphs
+    repeats: int,
+    steps: Sequence[int] = STEPS,
+) -> Iterator[Line]:
+    """All measurements, one dict a line. Raises ValueError for weights without T and C."""
+    device, cuda = engine.device, engine.device.type == "cuda"
+    model = load_checkpoint(folder, device=device)[0].train()
+    if not model.thinks:
+        raise ValueError(f"{folder} was trained without T and C. Name a plain Qwen2.5.")
+    half, graphs = dtype == "bfloat16", cuda and not plain
+    with objects_frozen():
+        sides = sides_of(model, steps)
+        yield from passes(sides, model, half, repeats)
+        yield from answers(engine, 64 if cuda else 4, repeats)
+        settings = TrainSettings(device=str(device), dtype=dtype, lr=1e-5, layout="rows")
+        yield from optimizer_steps(model, settings, 32 if cuda else 2, repeats, graphs)
+        if graphs:
+            yield from passes(sides, model, half, repeats, torch.cuda.graph_pool_handle())
+
+
+# -- forward and backward pass ---------------------------------------------------------------------
+
+
+def sides_of(model: ThinkingStates, steps: Sequence[int]) -> list[Side]:
+    """The passes, all over the same weights."""
+    plain = ThinkingStates(model.backbone, model.config, thinks=False)
+    text, answer = prompt_of(LENGTH - ANSWER + 1), prompt_of(ANSWER)
+    row = Row([*text, *answer], len(text), [])
+    found = [Side(PLAIN, 0, losses_of("no-cot", plain, row))]
+    for n in steps:
+        chunked, end = copy(model), [model.config.thought_end]
+        chunked.config = replace(model.config, chunk_size=LENGTH // n)
+        for name, thought in ((THINKING, [*prompt_of(THOUGHT), *end]), (TRIVIAL, end)):
+            thinking = replace(row, thoughts=[thought] * n)
+            found.append(Side(name, n, losses_of("thinking", chunked, thinking)))
+        prompt = with_latents(text[: len(text) - n - 2], n)
+        latent = Row([*prompt, *answer], len(prompt), [])
+        for name, losses in ((COCONUT, None), (REFED, refed_losses)):
+            found.append(Side(name, n, losses_of("coconut", plain, latent, losses)))
+    return found
+
+
+def with_latents(question: list[int], latents: int) -> list[int]:
+    """Coconut's prompt."""
+    return [*question, BEGIN, *[LATENT] * latents, END]
+
+
+def losses_of(name: str, model: ThinkingStates, row: Row, losses: Any = None) -> Callable:
+    """The losses of a row by a method, without room for longer rows: a batch of one has no use."""
+    method = make_method(name)
+    sizes = ExactSizes(least=int(method.thinks))
+    batch = method.collate([row], model.config, sizes=sizes)
+    batch = batch.map(lambda x: x.to(model.device))
+    return partial(losses or method.losses, model, batch)
+
+
+def refed_losses(model: ThinkingStates, batch: LatentBatch) -> Losses:
+    """As `latent_losses`, for one row without padding: all before a latent is read for each."""
+    backbone, R = model.backbone, batch.rest.shape[1]
+    net, config = backbone.model, backbone.config
+
+    def read(x: Tensor) -> Tensor:
+        frame = FoldedFrame(backbone, torch.arange(x.shape[1], device=x.device)[None])
+        return net.norm(backbone.run_layers(x, range(config.num_hidden_layers), frame))
+
+    x, rest = net.embed_tokens(batch.ids), net.embed_tokens(batch.rest)  # [1, P or R, E]
+    for _ in range(batch.latents.shape[1]):
+        x = torch.cat([x, read(x)[:, -1:]], dim=1)
+    out = read(torch.cat([x, rest], dim=1))[0, -R:]
+    lm = cross_entropy_sum(out, backbone.lm_head.weight, batch.labels[0])
+    return Losses(lm, torch.zeros_like(lm), *batch.counts)
+
+
+def passes(
+    sides: Sequence[Side], model: ThinkingStates, half: bool, repeats: int, pool: Any = None
+) -> Iterator[Line]:
+    """A line for each side: milliseconds of forward and backward pass; then the findings.
+
+    half: under autocast. pool: of memory for CUDA graphs, where they are used. There the backward
+    pass is what a graph of both takes longer than one of the forward pass.
+    """
+    path = "graphs" if pool else "eager"
+    figures = [torch.zeros((), device=model.device) for _ in sides]
+    prepared = [functions_of(*each, model, half) for each in zip(sides, figures)]
+    if pool:
+        prepared = [graphed(*each, pool) for each in prepared]
+    times = rounds([function for each in prepared for function in each], repeats)
+    found = []
+    for number, side in enumerate(sides):
+        forward, second, _ = times[3 * number : 3 * number + 3]
+        both = second if pool else list(map(sum, zip(forward, second)))
+        backward = [whole - part for whole, part in zip(both, forward)]
+        line = {"what": "forward and backward", "side": side.name, "steps": side.steps}
+        line |= {"path": path, "loss": float(figures[number])}
+        line |= {"forward": summary(forward), "backward": summary(backward), "both": summary(both)}
+        found.append(line)
+        yield line
+    yield findings(found)
+
+
+def functions_of(
+    side: Side, figure: Tensor, model: ThinkingStates, half: bool
+) -> list[Callable[[], object]]:
+    """The forward pass, which leaves its loss in `figure`, the backward pass, what clears up."""
+    kept: list[Tensor] = []
+
+    def forward() -> None:
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
+            kept[:] = [loss(side.losses())]
+        figure.copy_(kept[0].detach())
+
+    def clear() -> None:
+        kept.clear()
+        model.zero_grad(set_to_none=True)
+
+    return [forward, lambda: kept[0].backward(), clear]
+
+
+def graphed(
+    forward: Callable, backward: Callable, clear: Callable, pool: Any
+) -> list[Callable[[], object]]:
+    """The forward pass as a CUDA graph, both passes as another one, and nothing to clear up."""
+
+    def run(*functions: Callable) -> None:
+        for function in functions:
+            function()
+
+    first = capture(partial(run, forward, clear), pool)
+    both = capture(partial(run, forward, backward, clear), pool)
+    return [first.replay, both.replay, lambda: None]
+
+
+def findings(lines: Sequence[Line]) -> Line:
+    """What the figure shows, of forward and backward pass together, by the lines of one path."""
+    ms = {(line["side"], line["steps"]): line["both"]["ms"] for line in lines}
+    steps = sorted({line["steps"] for line in lines} - {0})
+    taken = {side: [ms[side, n] for n in steps] for side in SIDES[1:]}
+    found = {"what": "findings", "path": lines[0]["path"]}
+    for side in (COCONUT, REFED):
+        slope, intercept = linear_regression(steps, taken[side])
+        squared = correlation(steps, taken[side]) ** 2
+        found[side] = {"ms_a_latent": slope, "intercept_ms": intercept, "r_squared": squared}
+    for side in (THINKING, TRIVIAL):
+        found[side] = {"slowest_over_fastest": max(taken[side]) / min(taken[side])}
+    ten = min(steps, key=lambda n: abs(n - 10))
+    over = {side: ms[COCONUT, ten] / ms[side, ten] for side in (THINKING, REFED)}
+    over[PLAIN] = ms[COCONUT, ten] / ms[PLAIN, 0]
+    return found | {f"{COCONUT} at {ten} steps over": over}
+
+
+def table(lines: Sequence[Line]) -> str:
+    """Milliseconds as Markdown: both passes (forward + backward), a table for each path."""
+    measured = [line for line in lines if "both" in line]
+    parts = []
+    for path in dict.fromkeys(line["path"] for line in measured):
+        cells: dict[int, dict[str, str]] = {}
+        for line in measured:
+            if line["path"] == path:
+                both, *parted = (line[part]["ms"] for part in ("both", "forward", "backward"))
+                text = f"{both:.1f} ({parted[0]:.1f} + {parted[1]:.1f})"
+                cells.setdefault(line["steps"], {})[line["side"]] = text
+        rows = [[str(n), *(cells[n].get(side, "") for side in SIDES)] for n in sorted(cells)]
+        parts.append(markdown([f"steps, {path}", *SIDES], rows))
+    return "\n\n".join(parts)
+
+
+# -- a whole step, whole answers -------------------------------------------------------------------
+
+
+def optimizer_steps(
+    model: ThinkingStates, settings: TrainSettings, batch: int, repeats: int, graphs: bool
+) -> Iterator[Line]:
+    """Steps at a rate of 0 on the same made-up problems: CoT's, and those of Coconut's last stage.
+
+    A question has 40 to 80 tokens, its chain 20 to 40, an answer 6. CoT's rows are laid out as on
+    gsm, packed, and one by one, too.
+    """
+    rng, cot, latent = random.Random(0), [], []
+    for _ in range(batch):
+        question, rest = prompt_of(rng.randint(40, 80)), prompt_of(rng.randint(26, 46))
+        cot.append(Row(question + rest, len(question), []))
+        prompt = with_latents(question, 6)
+        latent.append(Row(prompt + rest[-6:], len(prompt), []))
+    plain = ThinkingStates(model.backbone, model.config, thinks=False)
+    sizes = BucketedSizes if settings.device.startswith("cuda") else ExactSizes
+    updates, named, sides = {}, [], []
+    laid = (("cot", "rows", cot), ("cot", "pack", cot), ("coconut", "rows", latent))
+    for name, layout, rows in laid:
+        method = make_method(name)
+        if name not in updates:
+            updates[name] = OptimizerStep(plain, method.losses, settings)
+            if not graphs:
+                updates[name].graphs = None
+        how = {"layout": layout, "row_tokens": 256, "sizes": sizes()}
+        part = method.collate(rows, plain.config, **how)
+        sides.append(partial(updates[name], [part], 0.0))
+        line = {"what": f"optimizer step, {name}", "layout": layout, "samples": batch}
+        line["tokens"] = sum(len(row.ids) - 1 for row in rows)
+        named.append(line | {"path": "graphs" if graphs else "eager"})
+    times = rounds(sides, repeats)
+    for line, mine in zip(named, times):
+        yield line | summary(mine)
+    for line, mine in zip(named[:2], times):
+        what = {"what": "optimizer step, coconut over cot", "layout": line["layout"]}
+        yield what | ratio(times[2], mine)
+    for update in updates.values():
+        update.release()
+
+
+def answers(engine: Engine, rows: int, repeats: int) -> Iterator[Line]:
+    """Coconut's rows/s on an engine: prompts of 40 to 80 tokens, 6 latents, 8 tokens said.
+
+    All prompts as one batch, and the same ones one at a time.
+    """
+    rng, method = random.Random(0), make_method("coconut")
+    prompts = [with_latents(prompt_of(rng.randint(40, 80)), 6) for _ in range(rows)]
+    config = GenerationConfig(max_new_tokens=8, eos_ids=[])
+
+    def in_batches(size: int) -> None:
+        for start in range(0, rows, size):
+            method.answer(engine, prompts[start : start + size], config)
+
+    sizes = (1, rows)
+    times = rounds([partial(in_batches, size) for size in sizes], repeats)
+    for size, mine in zip(sizes, times):
+        taken = summary(mine)
+        rate = {"rows_per_s": rows / taken["ms"] * 1e3}
+        yield {"what": "answers, coconut", "batch": size, "rows": rows} | rate | taken
+    yield {"what": f"answers, batch of {rows} over batch of 1"} | ratio(*times)
