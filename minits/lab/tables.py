@@ -253,7 +253,11 @@ def ablation(kind: str, words: str, book: Book) -> str:
 
 
 CHANGED = {  # what an evaluation of trained weights may change, and how it says so
-    "states": {"zero": "states zero", "shuffled": "states of another row"},
+    "states": {
+        "zero": "states zero",
+        "shuffled": "states of another row",
+        "gold": "gold thoughts",
+    },
     "prompt_thoughts": {True: "no thought in the answer"},
 }
 FIRST = "question first where it was wrong (the paper: {:.2f} to {:.2f})"
