@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
-from minits.cli.sources import Opened, open_model, trained_method, trained_task
+from minits.cli.sources import Opened, measured_on, open_model, trained_method, trained_task
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
@@ -64,7 +64,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         check_new_file(flags.figure, name="--figure")
         figures.pyplot()
     opened = open_model(flags)
-    engine, tokenizer, about, folder = opened
+    engine, _, about, folder = opened
     device, kind = str(engine.device), engine.backbone.lm_head.weight.dtype
     how = {"dtype": str(kind).removeprefix("torch.")}
     words = engine.backbone.config.vocab_size
@@ -84,14 +84,10 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         del engine  # training loads its own
         lines = bench_train(str(folder), device, how["dtype"], flags.compile, flags.repeats)
         return told(lines, how, device)
+    how |= measured_on(opened) if of_run else {}
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
-        task = trained_task(folder, about)
-        split = task.splits[-1]
-        few = min(task.size(split) or 16, 16)
-        prompts = [task.example(split, i, seed=7).prompt for i in range(few)]
-        ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-        lines = bench_drafts(engine, ids, flags.repeats)
+        lines = bench_drafts(engine, some_prompts(opened), flags.repeats)
     elif part == "answers":
         lines = answers(flags, opened)
     elif part == "cost":
@@ -102,6 +98,15 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if part == "cost":
         show_cost(found["lines"], flags.figure)
     return found, status
+
+
+def some_prompts(opened: Opened) -> list[list[int]]:
+    """At most 16 prompts of a run's last split, as ids."""
+    task = trained_task(opened.folder, opened.about)
+    split = task.splits[-1]
+    few = min(task.size(split) or 16, 16)
+    prompts = [task.example(split, i, seed=7).prompt for i in range(few)]
+    return [encode_prompt(opened.tokenizer, prompt) for prompt in prompts]
 
 
 def show_cost(lines: list[Line], figure: str | None) -> None:

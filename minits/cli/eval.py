@@ -6,7 +6,14 @@ from statistics import fmean
 from typing import Any
 
 from minits.cli.flags import Output, add_flags, check_new_file, note, take
-from minits.cli.sources import describe_model, open_model, say_limit, trained_method, trained_task
+from minits.cli.sources import (
+    describe_model,
+    measured_on,
+    open_model,
+    say_limit,
+    trained_method,
+    trained_task,
+)
 from minits.generation import PREFILLS, GenerationConfig
 from minits.lab.interventions import STATES
 from minits.lab.provenance import record
@@ -40,6 +47,9 @@ class EvalFlags(Output, Machine):
         "what is read in place of states, or of Coconut's latents: themselves, zero, or those of "
         "another row of the batch",
         choices=tuple(STATES),
+    )
+    prompt_thoughts: bool = setting(
+        False, "no thought after the one of the prompt's last whole chunk: none in the answer"
     )
     question_first: bool = setting(
         False, "a second time with each question's last sentence copied before it: a probe"
@@ -83,7 +93,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         check_options(flags.task, given)
     check_new_file(flags.out)
     out = Path(flags.out) if flags.out else None
-    engine, tokenizer, about, folder = open_model(flags)
+    opened = open_model(flags)
+    engine, tokenizer, about, folder = opened
     trained = trained_task(folder, about, flags.task)
     check_options(trained.name, given)
     task, split = trained.evaluated(given)
@@ -96,7 +107,10 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         raise ValueError(f"--states {flags.states}: {method.name} has no states; leave it out.")
     if flags.states == "shuffled" and flags.prefill != "sequential":
         raise ValueError("--states shuffled needs --prefill sequential: drafts are no thoughts.")
+    if flags.prompt_thoughts and not method.thinks:
+        raise ValueError(f"--prompt-thoughts: {method.name} does not think; leave it out.")
     config = replace(config, hook=STATES[flags.states]())
+    config = replace(config, think_while_decoding=not flags.prompt_thoughts)
     seed = flags.seed
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
@@ -109,8 +123,9 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     report = summarise(lines, task)
     print(describe(report), flush=True)
     files = task.sources()
-    figures = report.record() | ({"data_files": files} if files else {})
+    figures = measured_on(opened) | report.record() | ({"data_files": files} if files else {})
     figures |= {"states": flags.states} if flags.states != "normal" else {}
+    figures |= {"prompt_thoughts": True} if flags.prompt_thoughts else {}
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]

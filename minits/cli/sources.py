@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minits.checkpoint.download import finished_checkpoints, resolve
-from minits.checkpoint.files import listing, plain, require
+from minits.checkpoint.files import listing, plain, read_json, require
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
@@ -89,6 +89,14 @@ def open_model(flags: Any) -> Opened:
         model.config = replace(model.config, max_thought_tokens=limit)
         about["max_thought_tokens"] = limit
     return Opened(model if flags.plain else accelerate(model), tokenizer, about, folder)
+
+
+def measured_on(opened: Opened) -> dict[str, Any]:
+    """What a record says of the weights that it measured."""
+    path = opened.folder / "run.json"
+    found = {"run": str(opened.folder)}
+    found |= {"hidden_size": opened.engine.backbone.config.hidden_size}
+    return found | ({"settings": read_json(path)} if path.exists() else {})
 
 
 def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -> Task:

@@ -13,7 +13,7 @@ from typing import Any
 from minits.checkpoint.files import listing, write_text
 from minits.cli.flags import Output, add_flags, note, take
 from minits.cli.sources import RUNS, newest_run
-from minits.lab.presets import find
+from minits.lab.presets import check_contents, check_flags, find
 from minits.lab.provenance import record
 from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
@@ -59,6 +59,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         settings, task, method = resumed(folder, given)
     else:
         settings, task, method = chosen(given)
+        if settings.preset:
+            check_contents(settings.preset, settings.model, settings.revision, task)
         folder = new_folder(flags.out, settings)
     lead = distributed.rank() == 0
     log, named = tell if lead else (lambda text: None), bool(flags.out or flags.resume)
@@ -147,22 +149,18 @@ def with_preset(given: dict[str, Any]) -> dict[str, Any]:
     """`given` with its preset's settings; raises ValueError for a flag that makes another run."""
     name = given["preset"]
     settings = find(name).settings
+    free = FREE.union(TASKS[settings["task"]].paths)  # data lie where whoever runs it has them
     contrary = [
         f"{flag(key)} {value} (preset: {settings.get(key, 'the default')})"
         for key, value in sorted(given.items())
-        if (value != settings[key] if key in settings else key not in FREE)
+        if (value != settings[key] if key in settings else key not in free)
     ]
     if contrary:
         raise ValueError(
             f"--preset {name} has its own settings, but {', '.join(contrary)} was given. Leave it "
             "out, or give the settings without --preset."
         )
-    tiny = given.get("model", "tiny") == "tiny"
-    if tiny != name.startswith("tiny/"):
-        raise ValueError(
-            f"--preset {name} with --model {given.get('model', 'tiny')}: presets tiny/… train the "
-            "tiny model, the others real weights (--model FOLDER or a hub id)."
-        )
+    check_flags(name, given)
     return given | settings
 
 

@@ -4,7 +4,7 @@ All ways of reading take turns at every prompt, so a slow moment of the machine 
 """
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -59,6 +59,7 @@ def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
     for side, ms, found in zip(sides, means, results):
         how = ("prefill", "draft", "lookahead") if side.method.thinks else ()
         line = {"what": "answers, one at a time", "run": side.run, "method": side.method.name}
+        line |= {"options": asdict(side.method)}
         line |= {name: getattr(side.config, name) for name in how}
         line |= {"prompts": len(found), "ms": ms, "speed_up": means[0] / ms}
         yield line | {

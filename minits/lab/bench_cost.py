@@ -33,7 +33,7 @@ from minits.fast.graphs import capture
 from minits.fast.layouts import BucketedSizes, ExactSizes
 from minits.generation import GenerationConfig
 from minits.lab.bench import Line, prompt_of, ratio, rounds, summary
-from minits.lab.tables import markdown
+from minits.lab.columns import markdown
 from minits.methods import make_method
 from minits.methods.coconut import LatentBatch
 from minits.supervision import Row

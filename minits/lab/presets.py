@@ -1,39 +1,43 @@
 """Named runs: `run.py train --preset NAME`.
 
-A preset is a cell of a table: what is trained, and what the paper found there.
+A preset is a cell of a table: what is trained, and what the paper found there. It holds what makes
+the run what it is. Weights, files of data and seed are whoever runs it's to name; what it knows of
+them it checks.
 
 In Table 1 there is one recipe for each task and method, whatever N is; N is the longest training
 example in operations.
 """
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from minits.checkpoint.download import checkpoint_of, resolve
+from minits.checkpoint.files import plain, read_json
+from minits.lab import paper
 from minits.methods import METHODS
-from minits.tasks import TASKS
+from minits.settings import flag
+from minits.tasks import TASKS, Task
 
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
-
-# Percent right on [N, 100] operations: the paper's Table 1, Qwen2.5-0.5B.
-PAPER: dict[tuple[str, str], dict[int, float]] = {
-    ("parity", "no-cot"): {10: 54.67, 20: 57.50, 40: 59.60},
-    ("parity", "cot"): {10: 12.35, 20: 38.12, 40: 64.38},
-    ("parity", "thinking"): {10: 98.37, 20: 99.02, 40: 100.00},
-    ("vars", "no-cot"): {10: 2.15, 20: 2.17, 40: 2.19},
-    ("vars", "cot"): {10: 6.78, 20: 35.45, 40: 87.75},
-    ("vars", "thinking"): {10: 33.76, 20: 87.23, 40: 97.71},
-}
-
 # An addition to the paper's training, on top of the recipe.
 LONG_ROWS = {"layout": "long_rows", "row_tokens": 640}
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings of a run and its place in a table."""
+    """Settings of a run, its place in a table, and what it needs."""
 
     title: str
     settings: dict[str, Any]
-    paper: float | None = None  # percent on the longer examples; None: the paper has no such cell
+    paper: float | None = None  # percent right in the paper; None: it has no such cell
+    paper_speed: float | None = None  # and times CoT's speed
+    size: str | None = None  # of the model; None: any
+    # What its config.json must say, and `what` it is in words.
+    model: dict[str, Any] = field(default_factory=dict)
+    # Flags of files that must be given, and what is known of their contents (`Task.sources`).
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    beside: str | None = None  # the preset of a thinking run that answers in turn with it; itself
 
 
 def tiny_presets() -> dict[str, Preset]:
@@ -52,35 +56,274 @@ def table1_presets() -> dict[str, Preset]:
     """The paper's Table 1, and beyond it: two variables, long rows."""
     found = {}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
-    for (task, method), cells in PAPER.items():
-        recipes = TASKS[task].recipes
-        recipe = recipes["*", "real"] | recipes.get((method, "real"), {})
-        settings = {"task": task, "method": method} | options[task] | recipe | EVALUATION
-        for N, paper in cells.items():
+    for (task, method), cells in paper.STATE_TRACKING.items():
+        settings = real(task, method) | options[task] | EVALUATION
+        for N, share in cells.items():
             title = f"{METHODS[method].title}, N = {N}"
-            found[f"table1/{task}-{N}-{method}"] = Preset(title, settings | {"max_ops": N}, paper)
-    for N in PAPER["vars", "thinking"]:
+            found[f"table1/{task}-{N}-{method}"] = Preset(title, settings | {"max_ops": N}, share)
+    for N in paper.STATE_TRACKING["vars", "thinking"]:
         settings = found[f"table1/vars-{N}-thinking"].settings
         title = "Thinking States, two variables, N = "
         found[f"table1/vars2-{N}-thinking"] = Preset(f"{title}{N}", settings | {"variables": 2})
-    for N in PAPER["vars", "thinking"]:
+    for N in paper.STATE_TRACKING["vars", "thinking"]:
         settings = found[f"table1/vars-{N}-thinking"].settings
         title = "Thinking States + long-rows, N = "
         found[f"beyond/vars-{N}-long-rows"] = Preset(f"{title}{N}", settings | LONG_ROWS)
     return found
 
 
-PRESETS = tiny_presets() | table1_presets()
-TABLES = {  # title of each table, and the beginnings of its presets' names
+def real(task: str, method: str) -> dict[str, Any]:
+    """The task's recipe for a method on real weights."""
+    recipes = TASKS[task].recipes
+    recipe = recipes["*", "real"] | recipes.get((method, "real"), {})
+    return {"task": task, "method": method} | recipe
+
+
+# -- word problems and two-hop questions -----------------------------------------------------------
+
+WIDTHS = {"0.5B": 896, "1.5B": 1536}  # hidden sizes
+GSM = {
+    "resample": 0.9,
+    "suffix": "Think about every step of this problem, one after the other, and then give the "
+    "answer at once. Ready:",
+    "max_thought_tokens": 64,
+    "eval_samples": 1019,
+    "keep_best": True,
+}
+TWO_HOP = {
+    "suffix": "Think about both steps of this question, one after the other, and then answer:",
+    "eval_samples": 817,
+    "keep_best": True,
+}
+REGIMES = {"full": "facts", "parametric": "known"}  # and the file that tells what is known
+# A chain of thought is removed at a constant rate. Nothing of these three is measured yet.
+REMOVAL = {"method": "icot", "decay": 0.0}
+LATENT = {"latents": 6, "batch_size": 128, "layout": "rows", "decay": 0.0, "lr": 1e-5}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the paper's Table 2: a method, and what it takes beside the recipe of the task."""
+
+    own: dict[str, Any]
+    gsm: dict[str, Any]
+    two_hop: dict[str, Any]
+    title: str | None = None
+
+    @property
+    def heading(self) -> str:
+        return self.title or METHODS[self.own["method"]].title
+
+
+def lasting(steps: int, evaluations: int = 2, **more: Any) -> dict[str, Any]:
+    """Settings of a training that is evaluated so often, in equal parts."""
+    return {"steps": steps, "eval_every": steps // evaluations} | more
+
+
+LINES = {
+    "cot": Line({"method": "cot"}, lasting(2000), lasting(1500, 3)),
+    "no-cot": Line({"method": "no-cot"}, lasting(3500), lasting(1500, 3)),
+    "thinking": Line(
+        {"method": "thinking"}, lasting(7500, 3, one_per_chunk=True), lasting(1500, 3)
+    ),
+    "icot": Line(
+        REMOVAL | {"removal": "tokens"},
+        lasting(11_400, stage_samples=8_000),
+        lasting(1500, stage_samples=500),
+        "iCoT, token by token",
+    ),
+    "icot-steps": Line(
+        REMOVAL | {"removal": "steps"},
+        lasting(4000, stage_samples=21_000),
+        lasting(1500, stage_samples=8_000),
+        "iCoT, step by step",
+    ),
+    "coconut": Line(
+        LATENT | {"method": "coconut"},
+        lasting(2000, stage_samples=36_000),
+        lasting(750, stage_samples=11_000),
+        f"Coconut, {LATENT['latents']} latents",
+    ),
+    "pause": Line(
+        LATENT | {"method": "pause"},
+        lasting(2000, stage_samples=36_000),
+        lasting(750, stage_samples=11_000),
+    ),
+}
+LARGE = {"gsm": ("cot", "no-cot", "thinking", "icot", "icot-steps", "coconut")}  # methods at 1.5B
+LARGE |= dict.fromkeys(REGIMES, ("cot", "no-cot", "thinking"))
+
+
+def gsm_preset(size: str, title: str, method: str, **more: Any) -> Preset:
+    """Word problems by a method."""
+    found = paper.REASONING["gsm"].get(method, (None, None))
+    settings = real("gsm", method) | GSM | more
+    files = {name: {} for name in ("train", "valid", "test")}
+    return Preset(title, settings, *found, size, {"hidden_size": WIDTHS[size]}, files)
+
+
+def two_hop_preset(size: str, title: str, method: str, regime: str, **more: Any) -> Preset:
+    """Two-hop questions by a method, where facts are taught or known."""
+    found = paper.REASONING[regime].get(method, (None, None))
+    settings = real("two-hop", method) | TWO_HOP | {"knowledge": regime} | more
+    files = {name: {} for name in ("train", "test", REGIMES[regime])}
+    return Preset(title, settings, *found, size, {"hidden_size": WIDTHS[size]}, files)
+
+
+def table2_presets() -> dict[str, Preset]:
+    """The paper's Table 2, by size of the model."""
+    found = {}
+    for size in WIDTHS:
+        small = size.lower()
+        for name, line in LINES.items():
+            title = f"{line.heading}, {size}"
+            if size == "0.5B" or name in LARGE["gsm"]:
+                settings = line.own | line.gsm
+                if size == "1.5B" and name == "thinking":
+                    settings["lr"] = 3e-5
+                found[f"gsm/{small}-{name}"] = gsm_preset(size, title, **settings)
+            for regime in REGIMES:
+                if size == "0.5B" or name in LARGE[regime]:
+                    made = two_hop_preset(size, title, regime=regime, **line.own | line.two_hop)
+                    found[f"two-hop/{regime}-{small}-{name}"] = made
+    usual = found["gsm/0.5b-coconut"]
+    for latents, (share, speed) in paper.COCONUT.items():
+        settings = usual.settings | {"latents": latents}
+        if settings != usual.settings:
+            other = replace(usual, title=f"Coconut, {latents} latents, 0.5B", settings=settings)
+            other = replace(other, paper=share, paper_speed=speed)
+            found[f"gsm/0.5b-coconut-{latents}"] = other
+    for name, preset in found.items():
+        beginning, _, _ = name.partition("b-")
+        found[name] = replace(preset, beside=f"{beginning}b-thinking")
+    for size in WIDTHS:
+        title = f"Thinking States as the paper writes it, {size}"
+        found[f"gsm/{size.lower()}-as-written"] = gsm_preset(size, title, **AS_WRITTEN)
+    return found
+
+
+# Steps that end in one chunk share a state, so thoughts are long.
+AS_WRITTEN = lasting(7500, 3, method="thinking", chunk_size=8, suffix="", max_thought_tokens=256)
+
+
+# -- ablations, and the paper's own recipe ---------------------------------------------------------
+
+LAYERS = (2, 4, 8, 12, 16, 20)  # of 24, H is read after; the default: after 23
+CHUNKS = (2, 4, 8, 16, 32)
+ONE = {"one_per_chunk": True}
+
+
+def ablations() -> dict[str, Preset]:
+    """One change each to c = 8, L_out = 23, steps that may share a state: the cell `chunk-8`."""
+    usual = {"method": "thinking", "chunk_size": 8, "max_thought_tokens": 256}
+    found = {}
+    for task, make, steps in (
+        ("gsm", gsm_preset, lasting(6000, 3)),
+        ("two-hop", partial(two_hop_preset, regime="full"), lasting(1500, 3)),
+    ):
+        cells = {f"extract-{n}": (f"L_out = {n}, c = 8", {"extract_after": n}) for n in LAYERS}
+        cells |= {f"chunk-{c}": (f"L_out = 23, c = {c}", {"chunk_size": c}) for c in CHUNKS}
+        if task == "gsm":  # a two-hop row has one step
+            cells |= {
+                f"chunk-{c}-one": (f"c = {c}, one step a chunk", ONE | {"chunk_size": c})
+                for c in CHUNKS
+            }
+        cells["lm-loss-all"] = "L_LM on the prompt, too", {"lm_loss": "all"}
+        for name, (title, change) in cells.items():
+            made = make("0.5B", title, **usual | steps | change)
+            found[f"ablation/{task}-{name}"] = replace(made, paper=None, paper_speed=None)
+    return found
+
+
+def paper_presets() -> dict[str, Preset]:
+    """The paper's recipe as it is written, for whoever has its weights and its rows.
+
+    Three epochs; it tells neither their number nor rate and batch. Its steps were placed by a
+    teacher LLM, here rules place them.
+    """
+    settings = real("gsm", "thinking") | AS_WRITTEN | lasting(9_038, 3)
+    settings |= {"batch_size": 128, "lr": 3e-5, "skip_bad": True}
+    settings |= {"eval_samples": 1319, "keep_best": True}
+    files = {"train": paper.GSM8K_AUG, "valid": {}, "test": {}}
+    found = paper.REASONING["gsm"]["thinking"]
+    title = "Thinking States, the paper's recipe"
+    return {"paper/gsm-1.5b": Preset(title, settings, *found, "1.5B", paper.QWEN_1_5B, files)}
+
+
+PRESETS = tiny_presets() | table1_presets() | table2_presets() | ablations() | paper_presets()
+TABLES = {  # title of each table of Table 1, and the beginnings of its presets' names
     "Tiny model, on a CPU: Parity N = 10 unless said otherwise": ("tiny/",),
     "Parity": ("table1/parity-",),
     "Vars (three variables modulo 10, unless said otherwise)": ("table1/vars", "beyond/vars-"),
 }
 
 
+# -- what a preset needs ---------------------------------------------------------------------------
+
+
 def find(name: str) -> Preset:
-    """The preset called `name`. Raises ValueError naming those there are."""
+    """The preset called `name`. Raises ValueError naming those there are, or near it."""
     if name not in PRESETS:
-        known = ", ".join(PRESETS)
+        family, _, _ = name.partition("/")
+        near = [each for each in PRESETS if each.startswith(f"{family}/")]
+        families = Counter(each.partition("/")[0] for each in PRESETS)
+        known = ", ".join(near) or ", ".join(f"{each}/… ({n})" for each, n in families.items())
+        known += "" if near else " (--preset table1/ names those of a family)"
         raise ValueError(f"--preset {name!r} is not known; the presets are: {known}.")
     return PRESETS[name]
+
+
+def check_flags(name: str, given: dict[str, Any]) -> None:
+    """Raises ValueError where weights or files that a preset needs were not given, naming all."""
+    preset, tiny = find(name), given.get("model", "tiny") == "tiny"
+    wanted = {split: told(known) for split, known in preset.files.items() if not given.get(split)}
+    lacking = [f"{flag(split)} FILE{known}" for split, known in wanted.items()]
+    if tiny and not name.startswith("tiny/"):
+        lacking.insert(0, f"--model FOLDER or a hub id{told(preset.model)}")
+    if lacking:
+        raise ValueError(
+            f"--preset {name} with --model {given.get('model', 'tiny')} lacks "
+            f"{', '.join(lacking)}. Name what it lacks; a preset holds no weights and no data."
+        )
+    if name.startswith("tiny/") and not tiny:
+        raise ValueError(
+            f"--preset {name} with --model {given['model']}: presets tiny/… train the tiny "
+            "model, the others real weights. Leave --model out."
+        )
+
+
+def told(known: dict[str, Any]) -> str:
+    """What is known of weights or a file, in brackets."""
+    words = [f"{key} {value}".removeprefix("what ") for key, value in known.items()]
+    return f" ({', '.join(words)})" if known else ""
+
+
+def check_contents(name: str, model: str, revision: str | None, task: Task) -> None:
+    """Raises ValueError where weights or rows are not those of a preset, naming all differences.
+
+    As the task does where a file is none, or is not there.
+    """
+    preset, wrong = find(name), []
+    if preset.model:
+        path = checkpoint_of(resolve(model, revision)) / "config.json"
+        wrong += differences(f"{path}", preset.model, read_json(path))
+    sources = task.sources() if any(preset.files.values()) else {}
+    for split, known in preset.files.items():
+        if known:
+            about = sources[split]
+            lines = about["rows"] + about["skipped"]
+            wrong += differences(f"{flag(split)} {about['file']}", known, about | {"rows": lines})
+    if wrong:
+        raise ValueError(
+            f"--preset {name} is a run on other weights or rows: {'; '.join(wrong)}. Name those, "
+            "or give the settings without --preset."
+        )
+
+
+def differences(what: str, known: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """Where what was found is not what is known."""
+    return [
+        f"{what}: {key} {plain(found.get(key))}, not {value}"
+        for key, value in known.items()
+        if key != "what" and found.get(key) != value
+    ]

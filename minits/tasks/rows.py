@@ -69,7 +69,7 @@ class Rows(Task):
 
     name: ClassVar = "rows"
     kept: ClassVar = ("opening", "scoring", "suffix")
-    paths: ClassVar = FILES  # options that name files
+    paths: ClassVar = FILES
     recipes: ClassVar = USUAL | {
         ("*", "tiny"): USUAL["*", "tiny"] | {"chunk_size": 4, "steps": 300},
     }

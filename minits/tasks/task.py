@@ -38,6 +38,7 @@ class Task(Protocol):
     # kind: "tiny" for the model made on the spot, "real" for pretrained weights.
     recipes: ClassVar[dict[tuple[str, str], dict[str, Any]]] = USUAL
 
+    paths: ClassVar[tuple[str, ...]] = ()  # options that name files
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
     # Options that `data` describes the supervision with, unless its flags say otherwise.
     data_options: ClassVar[dict[str, Any]] = {}
@@ -56,6 +57,10 @@ class Task(Protocol):
 
     def group(self, example: Example) -> str | None:
         """The line of a report that an example belongs to; None: that of its size, see `bucket`."""
+        return None
+
+    def cluster(self, example: Example) -> str | None:
+        """What examples share that are no independent draws, a subject say; None: they are."""
         return None
 
     @classmethod

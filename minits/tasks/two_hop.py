@@ -156,6 +156,9 @@ class TwoHop(Rows):
         """By what the bridge is of its subject."""
         return example.hops[0].relation
 
+    def cluster(self, example: Example) -> str | None:
+        return example.subject
+
     def sources(self) -> dict[str, dict[str, Any]]:
         found = super().sources()
         if self.facts and self.train:

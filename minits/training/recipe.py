@@ -104,6 +104,12 @@ class TrainSettings(Machine):
         0.0, "AdamW weight decay, of matrices only: not of norms and biases", least=0, most=1e30
     )
     clip: float = setting(1.0, "largest gradient norm", above=0)
+    lm_loss: str = setting(
+        "answer",
+        "tokens that L_LM is a mean over: the answer's (CoT's steps are a part of it), or all, the "
+        "prompt's too",
+        choices=("answer", "all"),
+    )
     thought_weight: float = setting(1.0, "weight w of the thought loss", least=0, most=1e30)
     max_thought_tokens: int | None = setting(
         None, "tokens of the longest thought, closing EOS not counted; default: 64", least=1
@@ -202,6 +208,11 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
         raise ValueError(
             f"--layout {settings.layout}: --method {settings.method} knows {', '.join(layouts)}. "
             "Leave it out."
+        )
+    if settings.lm_loss == "all" and METHODS[settings.method].spare:
+        raise ValueError(
+            f"--lm-loss all: the prompts of --method {settings.method} hold latents, which no "
+            "model says. Leave it out."
         )
     chosen = {name: value for name, value in recipe.items() if getattr(settings, name) is None}
     device, dtype = resolve_device(settings.device, settings.dtype)

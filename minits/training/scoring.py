@@ -43,6 +43,7 @@ class Report:
     mean_rounds: float
     mean_nontrivial: float
     right: str  # of each row "1" or "0", in order: to compare with others on the same rows
+    clusters: list[int] | None  # of each row its `Task.cluster`, numbered; None: rows are apart
 
     def record(self) -> dict[str, Any]:
         """As a record holds it, the sizes under their unit."""
@@ -151,12 +152,13 @@ def verdict(
     right = [k < len(thoughts) and thoughts[k] == gold for k, gold in enumerate(row.thoughts)]
     said = [tokenizer.decode(ids[:-1]) for ids in thoughts]
     steps = task.score_steps(text, said if thinks else None, example, score["right"])
-    group = task.group(example)
+    group, cluster = task.group(example), task.cluster(example)
     return {
         "name": example.name,
         "prompt": example.prompt,
         task.unit: example.size,
         **({"group": group} if group else {}),
+        **({"cluster": cluster} if cluster else {}),
         "gold": example.answer,
         "answer": score.pop("answer"),
         "correct": score.pop("right"),
@@ -223,7 +225,15 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         mean_rounds=fmean(line["rounds"] for line in lines),
         mean_nontrivial=fmean(line["nontrivial"] for line in lines),
         right="".join(str(int(each)) for each in right),
+        clusters=clusters(lines),
     )
+
+
+def clusters(lines: Sequence[dict[str, Any]]) -> list[int] | None:
+    """The number of each line's cluster, in order of their first lines."""
+    names = [line.get("cluster") for line in lines]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return None if None in numbers else [numbers[name] for name in names]
 
 
 def buckets(lines: Sequence[dict[str, Any]], task: Task) -> dict[str, dict]:

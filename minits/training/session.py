@@ -288,6 +288,7 @@ def train_and_evaluate(
     figures = {f"accuracy_{split}": report.accuracy for split, report in reports.items()}
     figures |= {"samples": training.done * training.settings.batch_size}
     figures |= {"steps": training.done, "train_seconds": round(training.seconds, 2)}
+    figures |= {"hidden_size": training.model.backbone.config.hidden_size}
     figures |= {split: report.record() for split, report in reports.items()}
     figures |= {"best_step": training.best_step} if training.settings.keep_best else {}
     resumed = {"resumed_after_step": start} if start else {}

@@ -2,6 +2,7 @@
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from torch import Tensor
@@ -118,6 +119,9 @@ class SampleStream(Dataset):
                 f"{row.name} needs {len(row.ids) - 1} positions, the model has {self.positions} "
                 "(max_position_embeddings). Train on shorter examples."
             )
+        # Rows without an answer are those of T's warm-up.
+        if self.settings.lm_loss == "all" and row.prompt_length < len(row.ids):
+            return replace(row, prompt_length=1)
         return row
 
     def parts(self, rows: list[Row]) -> list[FlatBatch]:

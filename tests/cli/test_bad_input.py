@@ -254,7 +254,11 @@ TRAIN_FLAGS = {
     "unknown task": (["train", "pairty"], ["'pairty'", "parity, vars"]),
     "unknown preset": (
         ["train", "--preset", "table9/x"],
-        ["table9/x", "table1/vars-20-thinking"],
+        ["table9/x", "table1/…", "gsm/…"],
+    ),
+    "part of a preset's name": (
+        ["train", "--preset", "table1/"],
+        ["'table1/'", "table1/vars-20-thinking"],
     ),
     "preset and another setting": (
         ["train", "--preset", "tiny/parity-cot", "--steps", "7"],

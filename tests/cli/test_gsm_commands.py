@@ -84,7 +84,10 @@ def test_the_probe_is_for_tasks_with_questions(inside):
 def test_answers_are_timed_in_turn(inside):
     how = "bench answers --run thinking --against cot --samples 2 --repeats 1 --device cpu --json"
     _, out, _ = call(*how.split())
-    other, *ways = result(out)["lines"]
+    told = result(out)
+    other, *ways = told["lines"]
+    assert told["settings"]["method"] == "thinking" and told["hidden_size"] == 64
+    assert (told["run"], ways[0]["options"]["one_per_chunk"]) == ("thinking", True)
     assert (other["method"], other["speed_up"], other["prompts"]) == ("cot", 1.0, 2)
     assert {way["method"] for way in ways} == {"thinking"} and len(ways) == 7
     for way in ways:

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from cli_helpers import call, result
 
+from minits.lab.records import Book
+from minits.lab.tables import tables
+
 QUICK = "--steps 2 --batch-size 8 --max-thought-tokens 24 --warmup 1 --device cpu".split()
 LANDS = {"Norway": "Oslo", "Japan": "Tokyo"}
 FULL = ["--knowledge", "full", "--facts", "facts.jsonl"]
@@ -74,6 +77,9 @@ def test_results_are_told_by_hop_and_by_bridge(method, inside):
         "bay_in_country": 6,
         "port_in_country": 2,
     }
+    # Eight subjects, one row each.
+    assert report["clusters"] == list(range(8)) and record["valid"]["clusters"][0] == 0
+    assert record["hidden_size"] == 64
     counts = report["counts"]
     assert counts["usual_answer_right"] == 0.75 and "strict" in counts
     assert "right_where_second_fact_seen" in counts and "right_where_second_fact_new" not in counts
@@ -81,6 +87,21 @@ def test_results_are_told_by_hop_and_by_bridge(method, inside):
     if method == "thinking":
         assert sum(counts[name] for name in by_hop) == pytest.approx(1)
     assert method != "no-cot" or by_hop <= {"bridge_wrong"}  # untrained, it may say anything
+
+
+def test_the_record_of_a_run_fills_its_cell_of_the_report(inside):
+    names = {method: f"two-hop/full-0.5b-{method}" for method in ("thinking", "cot", "no-cot")}
+    records = [
+        json.loads((inside / method / "record.json").read_text()) | {"preset": name}
+        for method, name in names.items()
+    ]
+    found = tables(Book(records))
+    lines = [line for line in found["methods"].splitlines() if "`gsm/0.5b-thinking`" in line]
+    accuracy = 100 * records[0]["test"]["accuracy"]
+    assert (
+        f"| {accuracy:.1f} [" in lines[0] and "2-hop FK, 0.5B: Thinking States" in found["methods"]
+    )
+    assert all(f"(`{name}`)" in found["two-hop"] for name in names.values())
 
 
 def test_untaught_facts_are_what_the_run_was_trained_with(inside):
@@ -121,6 +142,27 @@ def test_a_model_is_asked_and_training_reads_what_it_knows(inside, tmp_path):
     assert files["train"]["used"] + files["valid"]["used"] == 20
     status, said, err = call("eval", "--run", tmp_path / "run", "--device", "cpu", "--json")
     assert status == 0 and result(said)["n"] == 2, err
+
+
+def test_an_evaluation_tells_of_the_weights_that_it_measured(inside):
+    status, out, err = call("eval", "--run", "cot", "--json", "--device", "cpu")
+    told, run = result(out), json.loads((inside / "cot" / "run.json").read_text())
+    assert status == 0 and told["settings"] == run and told["run"] == "cot", err
+    assert told["hidden_size"] == 64 and told["clusters"] == list(range(8))
+
+
+def test_thoughts_can_end_with_the_prompt(inside, tmp_path):
+    how = ["eval", "--run", "thinking", "--json", "--device", "cpu", "--max-thought-tokens", "4"]
+    lengths = {}
+    for more in ([], ["--prompt-thoughts"]):
+        file = tmp_path / f"{len(more)}.jsonl"
+        status, out, err = call(*how, *more, "--out", file)
+        assert status == 0 and result(out).get("prompt_thoughts", False) == bool(more), err
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lengths[bool(more)] = [len(line["thoughts"]) for line in lines]
+    assert all(less < most for less, most in zip(lengths[True], lengths[False]))
+    status, _, err = call("eval", "--run", "cot", "--prompt-thoughts", "--device", "cpu")
+    assert status == 2 and "--prompt-thoughts: cot does not think" in err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""Records of real runs, and the cells of tables that they fill.
+
+A cell is a preset. A training belongs to the preset it names; one that names none belongs to the
+cell of Table 2 that trains the same method on the same task in the same way.
+"""
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from minits.checkpoint.files import require
+from minits.lab.paired import difference
+from minits.lab.presets import PRESETS, WIDTHS, Preset
+from minits.methods import METHODS
+
+RECORDS = Path(__file__).parent / "records"
+Record = dict[str, Any]
+# Settings that make a training one of a cell of Table 2, whose presets' names begin so.
+IDENTITY = "task method knowledge suffix resample chunk_size one_per_chunk removal latents".split()
+TABLE2 = ("gsm/", "two-hop/")
+Label = tuple[Any, ...]
+
+
+def read_records(path: Path = RECORDS / "train.jsonl") -> list[Record]:
+    """The records of a file, oldest first. Raises ValueError naming a line that is none."""
+    records = []
+    lines = require(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(
+                f"{path}, line {number}: not a record ({error}); every line is one JSON object."
+            ) from error
+    return records
+
+
+def weights_of(record: Record) -> str:
+    """The size of the model, else its name."""
+    sizes = {width: size for size, width in WIDTHS.items()}
+    name = record["settings"]["model"]
+    if size := sizes.get(record.get("hidden_size")):
+        return size
+    found = re.search(r"\d\.\db", name.lower())  # older records tell the name alone
+    return found[0].upper() if found else name
+
+
+def preset_of(record: Record) -> str | None:
+    """The preset that a record names."""
+    return record.get("preset") or record.get("settings", {}).get("preset")
+
+
+def belongs(record: Record, name: str, preset: Preset) -> bool:
+    """Whether a record of a training, or of its weights, is one of this cell."""
+    settings = record.get("settings", {})
+    if not settings or preset_of(record):
+        return preset_of(record) == name
+    # No value is as good as one that does nothing: False, or an empty text.
+    both = settings, preset.settings
+    ours, theirs = ([each.get(key) or None for key in IDENTITY] for each in both)
+    return ours == theirs and name.startswith(TABLE2) and weights_of(record) == preset.size
+
+
+def label(method: str, options: dict[str, Any]) -> Label:
+    """What tells the answers of one method from those of another."""
+    return method, options.get("latents"), options.get("removal")
+
+
+def times(bench: Record) -> dict[Label, float]:
+    """Milliseconds an answer, by what answers: Thinking States in the way that is the default."""
+    usual = {"prefill": "speculative", "draft": "trivial", "lookahead": None}
+    return {
+        label(line["method"], line.get("options", {})): line["ms"]
+        for line in bench.get("lines", ())
+        if line["what"] == "answers, one at a time"
+        and all(line.get(key, value) == value for key, value in usual.items())
+    }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A preset and what records there are of it."""
+
+    name: str
+    preset: Preset
+    runs: list[Record]  # trainings that were evaluated on test
+    benches: list[Record]  # answers in turn with a thinking run
+
+    @property
+    def label(self) -> Label:
+        return label(self.preset.settings["method"], self.preset.settings)
+
+    def rights(self) -> list[str]:
+        """Of each seed, which test rows were right; none where a record does not tell."""
+        found = [run["test"].get("right") for run in self.runs]
+        return found if all(found) else []
+
+    def clusters(self) -> list[int] | None:
+        return self.runs[0]["test"].get("clusters")
+
+    def accuracy(self) -> tuple[float, float, float] | None:
+        """(mean over seeds, low, high): bootstrap over rows or clusters, of one run Wilson's."""
+        rights = self.rights()
+        if rights and (len(rights) > 1 or self.clusters()) and alike(rights):
+            return difference(rights, ["0" * len(rights[0])], self.clusters())
+        if not self.runs:
+            return None
+        tests = [run["test"] for run in self.runs]
+        lows, highs = zip(*(test["interval"] for test in tests))
+        return fmean(test["accuracy"] for test in tests), min(lows), max(highs)
+
+    def less(self, other: "Cell") -> tuple[float, float, float] | None:
+        """(mean, low, high) of its accuracy less another's on the same rows; None: not known."""
+        ours, theirs = self.rights(), other.rights()
+        if not (ours and theirs and alike([*ours, *theirs])):
+            return None
+        return difference(ours, theirs, self.clusters())
+
+    def right_alone(self, other: "Cell") -> float:
+        """Share of the rows right here that another has wrong, over pairs of seeds."""
+        pairs = [row for both in zip(self.rights(), other.rights()) for row in zip(*both)]
+        right = [theirs for ours, theirs in pairs if ours == "1"]
+        return right.count("0") / max(len(right), 1)
+
+    def ms(self) -> float | None:
+        """Milliseconds an answer."""
+        found = [each[self.label] for each in map(times, self.benches) if self.label in each]
+        return fmean(found) if found else None
+
+    def speed_up(self) -> float | None:
+        """CoT's time over its own, both beside the same thinking run; None: not measured."""
+        taken = list(map(times, self.benches))
+        base = [name for each in taken for name in each if METHODS[name[0]].thinks][:1]
+
+        def relative(name: Label) -> float | None:
+            both = [each for each in taken if base and {name, base[0]} <= each.keys()]
+            return fmean(each[name] / each[base[0]] for each in both) if both else None
+
+        cot, own = relative(label("cot", {})), relative(self.label)
+        return cot / own if cot and own else None
+
+
+def alike(rights: Sequence[str]) -> bool:
+    """Whether evaluations have the same number of rows."""
+    return len(set(map(len, rights))) == 1
+
+
+class Book(NamedTuple):
+    """All records."""
+
+    runs: Sequence[Record]  # trainings
+    benches: Sequence[Record] = ()  # measurements of speed
+    probes: Sequence[Record] = ()  # evaluations of trained runs, with something changed
+
+    def cell(self, name: str) -> Cell:
+        """What there is of a preset."""
+        preset = PRESETS[name]
+        beside = preset.beside or name
+        runs = [run for run in self.runs if "test" in run and belongs(run, name, preset)]
+        benches = [each for each in self.benches if belongs(each, beside, PRESETS[beside])]
+        return Cell(name, preset, runs, benches)
+
+    def cells(self, beginning: str, *endings: str) -> list[Cell]:
+        """Those of the presets whose names begin so, or are that and one of the endings."""
+        names = [f"{beginning}{ending}" for ending in endings]
+        names = names or [name for name in PRESETS if name.startswith(beginning)]
+        return [self.cell(name) for name in names if name in PRESETS]
+
+    def lines(self, kind: str) -> Iterator[tuple[Record, Record]]:
+        """(record, line) of every measurement that has a `kind`."""
+        for record in self.benches:
+            for line in record.get("lines", ()):
+                if kind in line:
+                    yield record, line
+
+
+def read_book(folder: Path = RECORDS) -> Book:
+    """The records that ship. Raises as `read_records`."""
+    return Book(*(read_records(folder / f"{name}.jsonl") for name in ("train", "bench", "eval")))

@@ -1,0 +1,191 @@
+"""Tables of made-up records: means over seeds, differences, speed-ups, what is missing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from made_up import N, answered, costs, evaluation, trained
+
+from minits.lab.paired import difference
+from minits.lab.presets import PRESETS
+from minits.lab.records import Book, belongs, read_book, weights_of
+from minits.lab.tables import tables
+
+
+def line(table: str, *words: str) -> dict[str, str]:
+    """The one line of a table that holds `words`, by column."""
+    head, _, *lines = [each for each in table.splitlines() if each.startswith("|")]
+    (found,) = [each for each in lines if all(word in each for word in words)]
+    return dict(zip(split(head), split(found)))
+
+
+def split(text: str) -> list[str]:
+    return [part.strip() for part in text.strip("| ").split(" | ")]
+
+
+def test_a_run_belongs_to_the_preset_that_it_names_else_to_the_cell_that_it_is_one_of():
+    name, other = "gsm/0.5b-thinking", "gsm/0.5b-cot"
+    named, unnamed = trained(name, 0.5), trained(name, 0.5, named=False)
+    for run in (named, unnamed):
+        assert belongs(run, name, PRESETS[name]) and not belongs(run, other, PRESETS[other])
+    for ablation in ("ablation/gsm-chunk-4-one", "gsm/0.5b-as-written", "gsm/1.5b-thinking"):
+        assert not belongs(unnamed, ablation, PRESETS[ablation])
+        assert not belongs(trained(ablation, 0.5), name, PRESETS[name])
+    assert not belongs({"lines": []}, name, PRESETS[name])
+    for change in ({"resample": 0.5}, {"one_per_chunk": False}, {"chunk_size": 8}, {"suffix": ""}):
+        changed = unnamed | {"settings": unnamed["settings"] | change}
+        assert not belongs(changed, name, PRESETS[name])
+    idle = unnamed | {"settings": unnamed["settings"] | {"knowledge": None}}
+    assert belongs(idle, name, PRESETS[name])
+
+
+def test_coconut_and_icot_are_told_apart_by_their_options():
+    for name in ("gsm/0.5b-coconut-9", "gsm/0.5b-coconut", "gsm/0.5b-icot", "gsm/0.5b-icot-steps"):
+        run = trained(name, 0.5, named=False)
+        assert [each for each in PRESETS if belongs(run, each, PRESETS[each])] == [name]
+
+
+def test_the_size_of_a_model_is_told_by_its_width_or_its_name():
+    assert weights_of({"hidden_size": 1536, "settings": {"model": "runs/cot"}}) == "1.5B"
+    assert weights_of({"settings": {"model": "Qwen2.5-Coder-0.5B-Instruct"}}) == "0.5B"
+    assert weights_of({"hidden_size": 64, "settings": {"model": "tiny"}}) == "tiny"
+
+
+def test_a_cell_is_the_mean_over_seeds_with_the_papers_figure_beside_it():
+    runs = [trained("gsm/0.5b-thinking", 0.4, seed) for seed in (1, 2)]
+    rights = [run["test"]["right"] for run in runs]
+    mean, low, high = (100 * each for each in difference(rights, ["0" * N]))
+    found = line(tables(Book(runs))["methods"], "`gsm/0.5b-thinking`")
+    assert found["GSM, %"] == f"{mean:.1f} [{low:.1f}, {high:.1f}] (42.22)"
+    assert found["GSM, training"] == "102 s"
+    assert found["2-hop FK, %"] == "not run (54.91)" and found["2-hop PK, speed-up"] == "– (1.23×)"
+    assert line(tables(Book(runs[:1]))["methods"], "`gsm/0.5b-thinking`")["GSM, %"] == (
+        "{0:.1f} [{1:.1f}, {2:.1f}] (42.22)".format(
+            100 * runs[0]["test"]["accuracy"],
+            *(100 * each for each in runs[0]["test"]["interval"]),
+        )
+    )
+
+
+def test_two_hop_rows_are_drawn_by_subject():
+    runs = [trained("two-hop/full-0.5b-thinking", 0.5, seed) for seed in (1, 2, 3)]
+    cot = [trained("two-hop/full-0.5b-cot", 0.4, seed + 9) for seed in (1, 2, 3)]
+    book, clusters = Book(runs + cot), runs[0]["test"]["clusters"]
+    rights = [[run["test"]["right"] for run in side] for side in (runs, cot)]
+    cell = book.cell("two-hop/full-0.5b-thinking")
+    assert cell.accuracy() == difference(rights[0], ["0" * N], clusters)
+    assert cell.less(book.cell("two-hop/full-0.5b-cot")) == difference(*rights, clusters)
+    assert cell.accuracy() != difference(rights[0], ["0" * N])
+    mean, low, high = (100 * each for each in difference(*rights, clusters))
+    told = (
+        f"- 2-hop FK, 0.5B: Thinking States less CoT {mean:+.1f} [{low:+.1f}, {high:+.1f}] points"
+    )
+    assert told in tables(book)["methods"].splitlines()
+
+
+def test_of_the_rows_right_those_that_cot_has_wrong_are_counted():
+    run, cot = trained("gsm/0.5b-thinking", 0.5), trained("gsm/0.5b-cot", 0.5)
+    run["test"]["right"], cot["test"]["right"] = "1111" + "0" * 56, "1110" + "1" * 56
+    told = "- GSM, 0.5B: of the rows that Thinking States have right CoT has wrong 25.0% (the paper"
+    assert told in tables(Book([run, cot]))["methods"]
+
+
+def test_other_rows_are_not_compared():
+    run, other = trained("gsm/0.5b-thinking", 0.5), trained("gsm/0.5b-cot", 0.5)
+    other["test"]["right"] = other["test"]["right"][1:]
+    assert "less" not in tables(Book([run, other]))["methods"]
+
+
+def test_speed_is_over_cot_by_way_of_the_thinking_run_that_answered_in_turn():
+    name = "gsm/0.5b-thinking"
+    benches = [answered(name, thinking=20.0, cot=40.0), answered(name, thinking=10.0, coconut=5.0)]
+    book = Book([trained(name, 0.4), trained("gsm/0.5b-coconut", 0.3)], benches)
+    table = tables(book)["methods"]
+    assert line(table, "`gsm/0.5b-thinking`")["GSM, speed-up"] == "2.00× (2.66×)"
+    assert line(table, "`gsm/0.5b-coconut`")["GSM, speed-up"] == "4.00× (3.14×)"
+    assert line(table, "`gsm/0.5b-cot`")["GSM, speed-up"] == "1.00× (1.00×)"
+    assert line(table, "`gsm/0.5b-no-cot`")["GSM, speed-up"] == "– (5.59×)"
+    assert book.cell("gsm/0.5b-coconut").ms() == 5.0
+    assert book.cell("gsm/0.5b-coconut-9").speed_up() is None
+    assert len(tables(book)["answers"].splitlines()) == 2 + 4 + 4
+
+
+def test_an_ablation_stands_beside_its_default():
+    name, usual = "ablation/gsm-extract-4", "ablation/gsm-chunk-8"
+    runs = [trained(name, 0.2, 3), trained(usual, 0.4, 4)]
+    book = Book(runs, [answered(name, thinking=10.0, cot=30.0)])
+    table = tables(book)["layers"].split("\n\n")[1]
+    rights = [[run["test"]["right"]] for run in runs]
+    mean, low, high = (100 * each for each in difference(*rights))
+    found = line(table, f"`{name}`")
+    less = "less that of `chunk-8`, points"
+    assert found[less] == f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    assert found["speed-up over CoT"] == "3.00×" and found["n"] == str(N)
+    assert line(table, f"`{usual}`")[less] == "–"
+    assert line(table, "`ablation/gsm-extract-20`")["test, %"] == "not run"
+    assert sum("(`ablation/" in each for each in table.splitlines()) == 7
+    assert tables(book)["gsm"].count(name) == 0
+
+
+def test_a_run_on_word_problems_or_two_hop_questions_is_a_line_of_its_table():
+    runs = [trained("gsm/0.5b-thinking", 0.4, 1), trained("two-hop/full-0.5b-cot", 0.4, 2)]
+    odd = trained("gsm/0.5b-cot", 0.4, 5, named=False)
+    odd["settings"] = odd["settings"] | {"suffix": "Now."}
+    found = tables(Book([*runs, odd]))
+    gsm = line(found["gsm"], "`gsm/0.5b-thinking`")
+    assert gsm["paper"] == "42.22" and gsm["seed"] == "1" and gsm["training"] == "10 steps, 101 s"
+    assert gsm["first / last result, %"] == "50.0 / 25.0" and gsm["c, text after"] == "4, 19 words"
+    assert gsm["answer right if the last is, %"] == "–" and gsm["revision"] == "abc1234"
+    assert gsm["machine"] == "a card, runs/some-start"
+    assert line(found["gsm"], "| 5 |")["run"] == "CoT, 0.5B"
+    hops = line(found["two-hop"], "`two-hop/full-0.5b-cot`")
+    assert hops["bridge wrong / answer wrong / both right, %"] == "12.5 / – / –"
+    assert tables(Book([]))["two-hop"].splitlines()[-1].startswith("| all | – | not run |")
+
+
+def test_evaluations_with_something_changed_stand_beside_the_run():
+    run = trained("gsm/0.5b-thinking", 0.5)
+    record = {key: run[key] for key in ("run", "settings", "seed", "machine", "revision")}
+    zero = record | evaluation(0.1, 9) | {"states": "zero"}
+    first = record | evaluation(0.5, 1)
+    wrong = first["right"].count("0")
+    figures = {"accuracy": 0.25, "rows_wrong_before": wrong, "of_them_right": 0.5}
+    first["question_first"] = figures | {"of_the_others_right": 0.75}
+    *_, table = tables(Book([run], [], [zero, first]))["probes"].split("\n\n")
+    found = line(table, "states zero")
+    mean, *_ = difference([zero["right"]], [run["test"]["right"]])
+    assert found["less as it is, points"].startswith(f"{100 * mean:+.1f} [")
+    right = 100 * (1 - wrong / N)
+    found = line(table, "question first where it was wrong")
+    assert found["test, %"] == f"{right:.1f} to {right + 50 * wrong / N:.1f}"
+    assert found["less as it is, points"] == "on all rows 25.0"
+    assert line(table, "states of another row")["test, %"] == "not run"
+
+
+def test_training_cost_is_a_table_of_steps_and_sides_and_what_it_shows():
+    found = tables(Book([], [costs()]))["cost"]
+    assert line(found, "| 10 |")["Coconut"] == "40.0 (40.0 + 40.0)"
+    assert line(found, "| 10 |")["Thinking States"] == "2.0 (2.0 + 2.0)"
+    assert "Coconut 4.00 ms a latent (R² 1.000)" in found and "20.0 times as long" in found
+    assert "a card, abc1234" in found
+    assert "Ours: not run." in tables(Book([]))["cost"]
+
+
+def test_the_records_that_ship_are_told_within_the_time_that_torch_leaves():
+    start = time.process_time()
+    found = tables(read_book())
+    assert time.process_time() - start < 1.0
+    assert all(found.values())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_no_table_is_broken_by_a_run_of_any_preset(name):
+    preset = PRESETS[name]
+    if preset.size is None:
+        return
+    for table in tables(Book([trained(name, 0.5), trained(name, 0.4, 2)])).values():
+        blocks = [part for part in table.split("\n\n") if part.startswith("|")]
+        for block in blocks:
+            assert len({each.count(" | ") for each in block.splitlines()}) == 1
+    assert name in str(tables(Book([trained(name, 0.5)])))
