@@ -1,21 +1,35 @@
 """`run.py eval`: free-running accuracy of a trained run on fresh examples."""
 import argparse
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+from minits.checkpoint.files import write_text
 from minits.cli.flags import Output, add_flags, check_new_file, note, take
-from minits.cli.sources import describe_model, open_model, say_limit, trained_method, trained_task
-from minits.generation import PREFILLS, GenerationConfig
+from minits.cli.page import MOST_ROWS, Card, head, page
+from minits.cli.sources import (
+    Opened,
+    describe_model,
+    open_model,
+    say_limit,
+    trained_method,
+    trained_task,
+)
+from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
 from minits.lab.interventions import STATES
 from minits.lab.provenance import record
+from minits.methods import Method
+from minits.prefill import Intervention
 from minits.settings import setting
+from minits.supervision import Row
 from minits.tasks import check_options, make_task, options_of
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
-from minits.training.scoring import describe, draw_rows, predict, summarise, with_room
+from minits.training.scoring import Pairs, describe, draw_rows, predict, summarise, with_room
 
 WORDS = "evaluate a trained run on a task"
 OPTIONS = ("task",)
@@ -37,8 +51,8 @@ class EvalFlags(Output, Machine):
     prefill: str = setting("sequential", "how prompts are read: the same answers", choices=PREFILLS)
     states: str = setting(
         "normal",
-        "what is read in place of states, or of Coconut's latents: themselves, zero, or those of "
-        "another row of the batch",
+        "what is read in place of states, or of Coconut's latents: themselves, zero, those of "
+        "another row of the batch (shuffled), or those of the gold thoughts",
         choices=tuple(STATES),
     )
     question_first: bool = setting(
@@ -46,6 +60,9 @@ class EvalFlags(Output, Machine):
     )
     plain: bool = setting(False, "the plain path, without kernels and graphs (cuda)")
     out: str | None = setting(None, "file for the predictions, as JSON lines")
+    html: str | None = setting(
+        None, "file for a page of thoughts: wrong and right rows in turn, with their golds"
+    )
 
 
 def became(lines: list[dict[str, Any]], second: list[dict[str, Any]]) -> dict[str, Any]:
@@ -74,16 +91,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, GenerationConfig, omit=OWN)
 
 
+def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Intervention]:
+    """What --states asks for. Raises ValueError where it cannot be."""
+    gold, shuffled = flags.states == "gold", flags.states == "shuffled"
+    if flags.states != "normal" and not (method.thinks if gold else method.has_states):
+        what = "thoughts" if gold else "states"
+        raise ValueError(f"--states {flags.states}: {method.name} has no {what}; leave it out.")
+    if shuffled and flags.prefill != "sequential":
+        raise ValueError("--states shuffled needs --prefill sequential: drafts are no thoughts.")
+    if gold and flags.question_first:
+        raise ValueError(
+            "--states gold: nobody knows where the steps of a row stand that has its question "
+            "first; leave --question-first out."
+        )
+    return STATES[flags.states]
+
+
+def wrong_and_right(lines: list[dict[str, Any]]) -> list[int]:
+    """All rows, a wrong one and a right one in turn as long as there are both."""
+    kinds = [[line["index"] for line in lines if line["correct"] is right] for right in (False, True)]
+    return [i for pair in zip_longest(*kinds) for i in pair if i is not None]
+
+
+class Pass(NamedTuple):
+    """One evaluation of all rows."""
+
+    title: str  # what stands before a row's name
+    rows: Pairs
+    lines: list[dict[str, Any]]
+    results: dict[int, GenerationResult]
+
+
+def write_page(
+    file: str, opened: Opened, passes: Sequence[Pass], config: GenerationConfig, about: dict[str, str]
+) -> None:
+    """The page of --html: rows of the first pass, wrong and right, each beside its other passes."""
+    lines, _, tokenizer = passes[0].lines, *opened[:2]
+    rows = [
+        [
+            Card(
+                title=each.title + (example.name or f"row {i}"),
+                prompt=row.ids[: row.prompt_length],
+                result=with_texts(each.results[i], tokenizer),
+                tokenizer=tokenizer,
+                chunk_size=opened.engine.config.chunk_size,
+                config=config,
+                right=each.lines[i]["correct"],
+                expected=example.answer,
+                golds=row.thoughts if example.steps else (),
+            )
+            for each in passes
+            for example, row in [each.rows[i]]
+        ]
+        for i in wrong_and_right(lines)[:MOST_ROWS]
+    ]
+    write_text(Path(file), page(about, rows, len(lines)))
+
+
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Free-running accuracy of a run on fresh examples."""
+    asked = dict(given)
     flags = take(given, EvalFlags)
     given["prefill"] = flags.prefill
     config = take(given, GenerationConfig)
     if flags.task is not None:
         check_options(flags.task, given)
     check_new_file(flags.out)
-    out = Path(flags.out) if flags.out else None
-    engine, tokenizer, about, folder = open_model(flags)
+    check_new_file(flags.html, name="--html")
+    opened = engine, tokenizer, about, folder = open_model(flags)
     trained = trained_task(folder, about, flags.task)
     check_options(trained.name, given)
     task, split = trained.evaluated(given)
@@ -92,21 +167,22 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.question_first and not isinstance(task, Rows):
         raise ValueError(f"--question-first: {task.name} has no questions; leave it out.")
     method = trained_method(folder, about)
-    if flags.states != "normal" and not method.has_states:
-        raise ValueError(f"--states {flags.states}: {method.name} has no states; leave it out.")
-    if flags.states == "shuffled" and flags.prefill != "sequential":
-        raise ValueError("--states shuffled needs --prefill sequential: drafts are no thoughts.")
-    config = replace(config, hook=STATES[flags.states]())
-    seed = flags.seed
+    seed, hook = flags.seed, hook_of(flags, method)
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
     note(f"model {folder}: {describe_model(about)}")
     say_limit(about, config.max_thought_tokens)
     if about.get("task") not in (None, task.name):
         note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
-    asked, how = (engine, tokenizer, task, method), {"batch_size": flags.batch_size}
-    lines = predict(*asked, rows, config, predictions=out, **how)
-    report = summarise(lines, task)
+
+    def evaluate(title: str, rows: Pairs, predictions: str | None = None) -> Pass:
+        found, how = {}, {"batch_size": flags.batch_size, "hook": hook}
+        how |= {"predictions": predictions and Path(predictions), "found": found}
+        lines = predict(engine, tokenizer, task, method, rows, config, **how)
+        return Pass(title, rows, lines, found)
+
+    passes = [evaluate("", rows, flags.out)]
+    report = summarise(passes[0].lines, task)
     print(describe(report), flush=True)
     files = task.sources()
     figures = report.record() | ({"data_files": files} if files else {})
@@ -114,7 +190,12 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]
-        probe = became(lines, predict(*asked, again, config, **how))
+        passes.append(evaluate("question first: ", again))
+        probe = became(*(each.lines for each in passes))
         print(describe_probe(probe), flush=True)
         figures |= {"question_first": probe}
+    if flags.html:
+        top = head(opened, flags, asked, f"{seed} (of the examples)")
+        top |= {"result": describe(report).splitlines()[0]}
+        write_page(flags.html, opened, passes, config, top)
     return record(figures, device=str(engine.device), seed=seed), 0

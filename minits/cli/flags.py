@@ -33,17 +33,17 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def check_new_file(out: str | None, grows: bool = False) -> None:
-    """Raises ValueError or FileNotFoundError where --out cannot be written.
+def check_new_file(out: str | None, grows: bool = False, name: str = "--out") -> None:
+    """Raises ValueError or FileNotFoundError where the flag `name` cannot be obeyed.
 
     grows: a file that is there is gone on with.
     """
     if out and not Path(out).absolute().parent.is_dir():
         raise FileNotFoundError(
-            f"--out {out}: its folder does not exist; make it first, or name another file."
+            f"{name} {out}: its folder does not exist; make it first, or name another file."
         )
     if out and present(Path(out)) and not grows:
-        raise ValueError(f"--out {out} exists. Nothing is overwritten: name another file.")
+        raise ValueError(f"{name} {out} exists. Nothing is overwritten: name another file.")
 
 
 @dataclass(frozen=True)
