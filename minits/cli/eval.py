@@ -109,8 +109,10 @@ def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Inter
 
 def wrong_and_right(lines: list[dict[str, Any]]) -> list[int]:
     """All rows, a wrong one and a right one in turn as long as there are both."""
-    kinds = [[line["index"] for line in lines if line["correct"] is right] for right in (False, True)]
-    return [i for pair in zip_longest(*kinds) for i in pair if i is not None]
+    found = {right: [] for right in (False, True)}
+    for line in lines:
+        found[line["correct"]].append(line["index"])
+    return [i for pair in zip_longest(*found.values()) for i in pair if i is not None]
 
 
 class Pass(NamedTuple):
@@ -122,18 +124,17 @@ class Pass(NamedTuple):
     results: dict[int, GenerationResult]
 
 
-def write_page(
-    file: str, opened: Opened, passes: Sequence[Pass], config: GenerationConfig, about: dict[str, str]
-) -> None:
-    """The page of --html: rows of the first pass, wrong and right, each beside its other passes."""
-    lines, _, tokenizer = passes[0].lines, *opened[:2]
-    rows = [
+def cards(
+    opened: Opened, passes: Sequence[Pass], config: GenerationConfig
+) -> list[list[Card]]:
+    """What a page shows: rows, wrong and right in turn, each of them in all passes."""
+    return [
         [
             Card(
                 title=each.title + (example.name or f"row {i}"),
                 prompt=row.ids[: row.prompt_length],
-                result=with_texts(each.results[i], tokenizer),
-                tokenizer=tokenizer,
+                result=with_texts(each.results[i], opened.tokenizer),
+                tokenizer=opened.tokenizer,
                 chunk_size=opened.engine.config.chunk_size,
                 config=config,
                 right=each.lines[i]["correct"],
@@ -143,9 +144,8 @@ def write_page(
             for each in passes
             for example, row in [each.rows[i]]
         ]
-        for i in wrong_and_right(lines)[:MOST_ROWS]
+        for i in wrong_and_right(passes[0].lines)[:MOST_ROWS]
     ]
-    write_text(Path(file), page(about, rows, len(lines)))
 
 
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
@@ -197,5 +197,6 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
         top |= {"result": describe(report).splitlines()[0]}
-        write_page(flags.html, opened, passes, config, top)
+        shown = page(top, cards(opened, passes, config), len(rows))
+        write_text(Path(flags.html), shown)
     return record(figures, device=str(engine.device), seed=seed), 0

@@ -37,7 +37,7 @@ OPTIONS = ()
 class InferFlags(Output, Machine, Weights):
     """What `run.py infer` takes beside the settings of generation."""
 
-    json: bool = setting(False, "print JSON lines, one a prompt, and nothing else")
+    json: bool = setting(False, "print JSON lines, one an answer, and nothing else")
     prompt: str | None = setting(None, "text; default: a built-in example", positional=True)
     file: str | None = setting(None, "UTF-8 text, one prompt a line; - for standard input")
     batch_size: int | None = setting(

@@ -46,15 +46,11 @@ def shown(text: str) -> Markup:
     return Markup("".join(escape(c) if ok else s for c, ok, s in zip(text, seen, spelled)))
 
 
-def lines(text: str) -> Markup:
-    """`shown`, with lines as they are."""
-    return Markup("\n".join(map(shown, text.split("\n"))))
-
-
-def token(text: str, kind: str) -> Markup:
+def token(text: str, answer: bool) -> Markup:
     """A token, its blanks made visible by the style; copied, they are blanks."""
-    parts = Markup("<i> </i>").join(map(shown, text.split(" ")))
-    return tag("u", Markup(parts), **({"class_": kind} if kind else {}))
+    parts = Markup("<i> </i>".join(map(shown, text.split(" "))))
+    kinds = ["a"] * answer + ["long"] * (len(text) > 20)  # the others have one line
+    return tag("u", parts, **({"class_": " ".join(kinds)} if kinds else {}))
 
 
 @dataclass(frozen=True)
@@ -110,12 +106,12 @@ class Lane(NamedTuple):
 
 def lanes(card: Card) -> list[Lane]:
     """The rounds of the prefill, replayed from what each of them accepted."""
-    result, K = card.result, -(-len(card.prompt) // card.chunk_size)
-    ahead = 1 if card.config.prefill == "sequential" else card.config.lookahead
-    row, found = Speculation(K, ahead or K, []), []
+    result, config, K = card.result, card.config, sum(card.result.accepted)
+    ahead = 1 if config.prefill == "sequential" else config.lookahead or K
+    row, found = Speculation(K, ahead, []), []
     for right in result.accepted:
         found.append(Lane(row.t, right, row.width))
-        if card.config.prefill == "speculative" and ahead is not None:
+        if config.lookahead is not None:
             said = [Thought(ids) for ids in result.thought_ids[row.t : row.t + right]]
             row.lookahead = next_lookahead(row, right, said)
         row.t += right
@@ -134,7 +130,7 @@ def bar(label: str, *parts: tuple[str, int, int]) -> Markup:
 
 def speculation(card: Card) -> Markup:
     """The rounds as lanes, over the one of reading in turn."""
-    K, bars = -(-len(card.prompt) // card.chunk_size), []
+    K, bars = sum(card.result.accepted), []
     found = lanes(card) if card.config.prefill == "speculative" else []
     for number, (start, right, width) in enumerate(found, 1):
         again = width - right
@@ -152,7 +148,7 @@ def thought(card: Card, k: int) -> Markup:
     if k < len(result.thought_ids):
         says = len(result.thought_ids[k]) > 1
         kind = "says" if says else "zero"
-        said.append(tag("code", f"[T:{result.thoughts[k]}]") if says else "nothing: zero state")
+        said.append(bracketed(result.thoughts[k]) if says else "nothing: zero state")
         said += [", by hand"] if k in card.given else []
         said += [", cut"] if k in result.cut_thoughts else []
     elif card.config.think:
@@ -163,18 +159,22 @@ def thought(card: Card, k: int) -> Markup:
         word = "right" if right else "first wrong" if k == card.first_wrong else "wrong"
         text = card.tokenizer.decode(gold[:-1])
         said = [tag("strong", word), " ", *said]
-        said += [] if right else ["; gold: ", tag("code", f"[T:{text}]") if text else "nothing"]
+        said += [] if right else ["; gold: ", bracketed(text) if text else "nothing"]
         kind += " right" if right else " wrong"
-    return tag("p", *said, class_=kind, dir="auto")
+    return tag("p", *said, class_=kind)
+
+
+def bracketed(text: str) -> Markup:
+    """A thought; whatever way its writing runs, it does not turn what stands around it."""
+    return tag("code", f"[T:{text}]", dir="auto")
 
 
 def chunk(card: Card, k: int) -> Markup:
     """Chunk k: its tokens, those of the answer marked, and its thought."""
-    c = card.chunk_size
+    c, answer = card.chunk_size, len(card.prompt)
     places = range(k * c, min((k + 1) * c, len(card.texts)))
-    answer = len(card.prompt)
-    tokens = [token(card.texts[i], "a" if i >= answer else "") for i in places]
-    text = tag("p", *tokens, dir="auto")
+    tokens = [token(card.texts[i], i >= answer) for i in places]
+    text = tag("p", Markup("<wbr>".join(tokens)), dir="auto")
     return tag("li", tag("b", str(k)), tag("div", text, thought(card, k)))
 
 
@@ -189,10 +189,11 @@ def drawn(card: Card) -> Markup:
         if text is not None
     ]
     chunks = max(-(-len(card.texts) // card.chunk_size), len(card.golds))
-    text = tag("p", lines(card.inline()), class_="text", dir="auto")
+    written = Markup("\n".join(map(shown, card.inline().split("\n"))))
+    text = tag("p", written, class_="text", dir="auto")
     return tag(
         "article",
-        tag("h2", card.title + " ", *marks),
+        tag("h2", tag("span", card.title, dir="auto"), " ", *marks),
         *told,
         tag("ol", *(chunk(card, k) for k in range(chunks))),
         speculation(card),
@@ -213,9 +214,9 @@ def flags_of(given: Mapping[str, Any]) -> str:
 
 
 def without_folder(value: object) -> str:
-    """A value as it was given, of an absolute path the name alone."""
-    path = Path(str(value))
-    return path.name if path.is_absolute() else str(value)
+    """A value as it was given, of absolute paths the names alone."""
+    names = str(value).split(",")
+    return ",".join(Path(name).name if Path(name).is_absolute() else name for name in names)
 
 
 def head(opened: Opened, flags: Any, given: Mapping[str, Any], seed: str) -> dict[str, str]:
@@ -258,7 +259,8 @@ def page(about: Mapping[str, str], rows: Sequence[Sequence[Card]], total: int) -
 TITLE = "Thinking States: what was thought, and where"
 LEGEND = (
     "Each line is a chunk of the text, and the thought that follows it; the state made of it is "
-    "read with the next chunk. Dots are blanks, boxes are tokens, those of the answer underlined. "
+    "read with the next chunk. Boxes are tokens, those of the answer underlined; dots are blanks, "
+    "and what cannot be seen is spelled out (\\n). "
     "Lanes: the chunks that each round of the prefill ran, from the first on the left to the last."
 )
 HEAD = f"""<!DOCTYPE html>
