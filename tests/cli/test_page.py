@@ -434,9 +434,9 @@ def test_paths_of_this_machine_are_cut_to_names():
 
 # -- the page that ships ---------------------------------------------------------------------------
 
-# After a change of the page that is meant, in the project's folder:
-# rm minits/assets/thoughts.html
-# python run.py infer --run minits/assets/parity --thought 2=tails --html minits/assets/thoughts.html
+# After a change of the page that is meant, committed, in the project's folder:
+# python run.py infer --run minits/assets/parity --thought 2=tails --html new.html
+# mv new.html minits/assets/thoughts.html
 EXAMPLE = ASSETS / "thoughts.html"
 
 
