@@ -1,12 +1,17 @@
 """`run.py eval`: free-running accuracy of a trained run on fresh examples."""
 import argparse
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+from minits.checkpoint.files import write_text
 from minits.cli.flags import Output, add_flags, check_new_file, note, take
+from minits.cli.page import MOST_ROWS, Card, head, page
 from minits.cli.sources import (
+    Opened,
     describe_model,
     measured_on,
     open_model,
@@ -14,15 +19,18 @@ from minits.cli.sources import (
     trained_method,
     trained_task,
 )
-from minits.generation import PREFILLS, GenerationConfig
+from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
 from minits.lab.interventions import STATES
 from minits.lab.provenance import record
+from minits.methods import Method
+from minits.prefill import Intervention
 from minits.settings import setting
+from minits.supervision import Row
 from minits.tasks import check_options, make_task, options_of
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
-from minits.training.scoring import describe, draw_rows, predict, summarise, with_room
+from minits.training.scoring import Pairs, describe, draw_rows, predict, summarise, with_room
 
 WORDS = "evaluate a trained run on a task"
 OPTIONS = ("task",)
@@ -44,8 +52,8 @@ class EvalFlags(Output, Machine):
     prefill: str = setting("sequential", "how prompts are read: the same answers", choices=PREFILLS)
     states: str = setting(
         "normal",
-        "what is read in place of states, or of Coconut's latents: themselves, zero, or those of "
-        "another row of the batch",
+        "what is read in place of states, or of Coconut's latents: themselves, zero, those of "
+        "another row of the batch (shuffled), or those of the gold thoughts",
         choices=tuple(STATES),
     )
     prompt_thoughts: bool = setting(
@@ -56,6 +64,9 @@ class EvalFlags(Output, Machine):
     )
     plain: bool = setting(False, "the plain path, without kernels and graphs (cuda)")
     out: str | None = setting(None, "file for the predictions, as JSON lines")
+    html: str | None = setting(
+        None, "file for a page of thoughts: wrong and right rows in turn, with their golds"
+    )
 
 
 def became(lines: list[dict[str, Any]], second: list[dict[str, Any]]) -> dict[str, Any]:
@@ -84,17 +95,74 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, GenerationConfig, omit=OWN)
 
 
+def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Intervention]:
+    """What --states asks for. Raises ValueError where it cannot be."""
+    gold, shuffled = flags.states == "gold", flags.states == "shuffled"
+    if flags.states != "normal" and not (method.thinks if gold else method.has_states):
+        what = "thoughts" if gold else "states"
+        raise ValueError(f"--states {flags.states}: {method.name} has no {what}; leave it out.")
+    if shuffled and flags.prefill != "sequential":
+        raise ValueError("--states shuffled needs --prefill sequential: drafts are no thoughts.")
+    if gold and flags.question_first:
+        raise ValueError(
+            "--states gold: nobody knows where the steps of a row stand that has its question "
+            "first; leave --question-first out."
+        )
+    return STATES[flags.states]
+
+
+def wrong_and_right(lines: list[dict[str, Any]]) -> list[int]:
+    """All rows, a wrong one and a right one in turn as long as there are both."""
+    found = {right: [] for right in (False, True)}
+    for line in lines:
+        found[line["correct"]].append(line["index"])
+    return [i for pair in zip_longest(*found.values()) for i in pair if i is not None]
+
+
+class Pass(NamedTuple):
+    """One evaluation of all rows."""
+
+    title: str  # what stands before a row's name
+    rows: Pairs
+    lines: list[dict[str, Any]]
+    results: dict[int, GenerationResult]
+
+
+def cards(
+    opened: Opened, passes: Sequence[Pass], config: GenerationConfig
+) -> list[list[Card]]:
+    """What a page shows: rows, wrong and right in turn, each of them in all passes."""
+    return [
+        [
+            Card(
+                title=each.title + (example.name or f"row {i}"),
+                prompt=row.ids[: row.prompt_length],
+                result=with_texts(each.results[i], opened.tokenizer),
+                tokenizer=opened.tokenizer,
+                chunk_size=opened.engine.config.chunk_size,
+                config=config,
+                right=each.lines[i]["correct"],
+                expected=example.answer,
+                golds=row.thoughts if example.steps else (),
+            )
+            for each in passes
+            for example, row in [each.rows[i]]
+        ]
+        for i in wrong_and_right(passes[0].lines)[:MOST_ROWS]
+    ]
+
+
 def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """Free-running accuracy of a run on fresh examples."""
+    asked = dict(given)
     flags = take(given, EvalFlags)
     given["prefill"] = flags.prefill
     config = take(given, GenerationConfig)
     if flags.task is not None:
         check_options(flags.task, given)
     check_new_file(flags.out)
-    out = Path(flags.out) if flags.out else None
-    opened = open_model(flags)
-    engine, tokenizer, about, folder = opened
+    check_new_file(flags.html, name="--html")
+    opened = engine, tokenizer, about, folder = open_model(flags)
     trained = trained_task(folder, about, flags.task)
     check_options(trained.name, given)
     task, split = trained.evaluated(given)
@@ -103,24 +171,25 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.question_first and not isinstance(task, Rows):
         raise ValueError(f"--question-first: {task.name} has no questions; leave it out.")
     method = trained_method(folder, about)
-    if flags.states != "normal" and not method.has_states:
-        raise ValueError(f"--states {flags.states}: {method.name} has no states; leave it out.")
-    if flags.states == "shuffled" and flags.prefill != "sequential":
-        raise ValueError("--states shuffled needs --prefill sequential: drafts are no thoughts.")
     if flags.prompt_thoughts and not method.thinks:
         raise ValueError(f"--prompt-thoughts: {method.name} does not think; leave it out.")
-    config = replace(config, hook=STATES[flags.states]())
     config = replace(config, think_while_decoding=not flags.prompt_thoughts)
-    seed = flags.seed
+    seed, hook = flags.seed, hook_of(flags, method)
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
     note(f"model {folder}: {describe_model(about)}")
     say_limit(about, config.max_thought_tokens)
     if about.get("task") not in (None, task.name):
         note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
-    asked, how = (engine, tokenizer, task, method), {"batch_size": flags.batch_size}
-    lines = predict(*asked, rows, config, predictions=out, **how)
-    report = summarise(lines, task)
+
+    def evaluate(title: str, rows: Pairs, predictions: str | None = None) -> Pass:
+        found, how = {}, {"batch_size": flags.batch_size, "hook": hook}
+        how |= {"predictions": predictions and Path(predictions), "found": found}
+        lines = predict(engine, tokenizer, task, method, rows, config, **how)
+        return Pass(title, rows, lines, found)
+
+    passes = [evaluate("", rows, flags.out)]
+    report = summarise(passes[0].lines, task)
     print(describe(report), flush=True)
     files = task.sources()
     figures = measured_on(opened) | report.record() | ({"data_files": files} if files else {})
@@ -129,7 +198,13 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]
-        probe = became(lines, predict(*asked, again, config, **how))
+        passes.append(evaluate("question first: ", again))
+        probe = became(*(each.lines for each in passes))
         print(describe_probe(probe), flush=True)
         figures |= {"question_first": probe}
+    if flags.html:
+        top = head(opened, flags, asked, f"{seed} (of the examples)")
+        top |= {"result": describe(report).splitlines()[0]}
+        shown = page(top, cards(opened, passes, config), len(rows))
+        write_text(Path(flags.html), shown)
     return record(figures, device=str(engine.device), seed=seed), 0

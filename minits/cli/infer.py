@@ -1,19 +1,20 @@
 """`run.py infer`: answers prompts and shows every thought where it arose."""
 import argparse
 import json
-import re
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minits.checkpoint.files import listing
+from minits.checkpoint.files import write_text
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.cli.flags import Output, Weights, add_flags, note, take
+from minits.cli.asked import Prompt, Way, read_prompts, ways_of
+from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.page import MOST_ROWS, Card, head, page
 from minits.cli.show import InlineText, chunk_table, counters
 from minits.cli.sources import (
+    Opened,
     describe_model,
     open_model,
     say_limit,
@@ -23,6 +24,8 @@ from minits.cli.sources import (
 from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
 from minits.methods import Method
 from minits.settings import flag, setting
+from minits.supervision import Example
+from minits.tasks import Task
 from minits.thinking import Engine
 from minits.training.recipe import Machine
 
@@ -34,7 +37,7 @@ OPTIONS = ()
 class InferFlags(Output, Machine, Weights):
     """What `run.py infer` takes beside the settings of generation."""
 
-    json: bool = setting(False, "print JSON lines, one a prompt, and nothing else")
+    json: bool = setting(False, "print JSON lines, one an answer, and nothing else")
     prompt: str | None = setting(None, "text; default: a built-in example", positional=True)
     file: str | None = setting(None, "UTF-8 text, one prompt a line; - for standard input")
     batch_size: int | None = setting(
@@ -55,6 +58,15 @@ class InferFlags(Output, Machine, Weights):
     stream: bool = setting(False, "print answer and thoughts as they come")
     plain: bool = setting(False, "the plain path, without kernels and graphs (cuda)")
     table: bool = setting(False, "show each chunk with its thought and the norm of its state")
+    thought: list | None = setting(
+        None,
+        "K=TEXT: answer a second time, T being made to think TEXT (nothing, if empty) after chunk "
+        "K, counted as in --table; may be given several times",
+    )
+    question_first: bool = setting(
+        False, "answer a second time with the prompt's last sentence copied before it"
+    )
+    html: str | None = setting(None, "file for a page of thoughts, in all ways of answering")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,16 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 # What does nothing where nothing is thought.
-OF_THOUGHTS = ("draft", "lookahead", "chunk_size", "inject_after", "extract_after")
+OF_THOUGHTS = ("thought", "draft", "lookahead", "chunk_size", "inject_after", "extract_after")
 # What --json says of a result.
 TOLD = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()
-
-
-class Prompt(NamedTuple):
-    """What is asked."""
-
-    line: int | None  # of --file, from 1 on
-    prompt: str
 
 
 class Answer(NamedTuple):
@@ -93,33 +98,22 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
             raise ValueError("--window is the old name of --lookahead; give one of them.")
         note("--window is called --lookahead now; this name will go.")
         given["lookahead"] = given.pop("window")
-    asked = [name for name in OF_THOUGHTS if name in given]
+    told = dict(given)
     flags, config = take(given, InferFlags), take(given, GenerationConfig)
     if flags.run and flags.model:
         raise ValueError("--run and --model were both given; name one of them.")
-    prompts, expected = read_prompts(flags), None
-    engine, tokenizer, about, folder = open_model(flags)
-    if flags.think == "on" and not engine.thinks:
-        raise ValueError(
-            f"--think on: {folder} was trained with the method {about['method']} and has no T and "
-            "C; leave --think out, or name a run of the method thinking."
-        )
-    wanted = bool(about) if flags.think == "auto" else flags.think == "on"
-    config = replace(config, think=engine.thinks and wanted)
-    if asked and not config.think:
-        raise ValueError(
-            f"{flag(asked[0])} does nothing without thoughts, and {folder} answers without them "
-            "here. Leave it out, or give --think on."
-        )
+    check_new_file(flags.html, name="--html")
+    prompts, example = read_prompts(flags), None
+    opened = engine, tokenizer, about, folder = open_model(flags)
+    config = replace(config, think=decide(flags, opened, told))
     task = trained_task(folder, about)
     if prompts is None:
         example = task.demo()
-        expected = example.answer
         prompts = texts = [Prompt(None, example.prompt)]
     else:
         texts = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
     method = trained_method(folder, about)
-    ids = encode(texts, engine, tokenizer, method, config, flags.file)
+    ways = ways_of(flags, texts, engine, tokenizer, task, method, config)
     plain = "" if config.think else "; plain decoding, no thoughts"
     note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
     say_limit(about, config.max_thought_tokens if config.think else None)
@@ -127,40 +121,88 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
     if texts != prompts:
         note(f"put after every prompt, as in training: {task.suffix!r}")
-    if expected is not None:
+    if example is not None:
         note("no prompt given: a built-in example")
-    answers = answer_in_order(engine, tokenizer, method, ids, config, flags)
-    for prompt, row, found in zip(prompts, ids, answers):
-        if flags.json:
-            told = {name: getattr(found.result, name) for name in TOLD}
-            line = prompt._asdict() | told | {"seconds": found.seconds, "batch": found.batch}
-            print(json.dumps(line), flush=True)
-        else:
-            table = chunk_table(engine, tokenizer, row, found.result) if flags.table else None
-            show(found, row, engine.config.chunk_size, table, expected)
+    cards = answer_all(opened, task, method, prompts, ways, flags, example)
+    if flags.html:
+        top = head(opened, flags, told, "none: decoding is greedy")
+        write_text(Path(flags.html), page(top, cards, len(prompts)))
     return {}, 0
 
 
-def encode(
-    prompts: Sequence[Prompt],
-    engine: Engine,
-    tokenizer: Tokenizer,
+def decide(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
+    """Whether to think. Raises ValueError for flags that were given and do not go with that."""
+    engine, _, about, folder = opened
+    if flags.think == "on" and not engine.thinks:
+        raise ValueError(
+            f"--think on: {folder} was trained with the method {about['method']} and has no T and "
+            "C; leave --think out, or name a run of the method thinking."
+        )
+    wanted = bool(about) if flags.think == "auto" else flags.think == "on"
+    thinks = engine.thinks and wanted
+    idle = [name for name in OF_THOUGHTS if name in given]
+    if idle and not thinks:
+        raise ValueError(
+            f"{flag(idle[0])} does nothing without thoughts, and {folder} answers without them "
+            "here. Leave it out, or give --think on."
+        )
+    return thinks
+
+
+def answer_all(
+    opened: Opened,
+    task: Task,
     method: Method,
-    config: GenerationConfig,
-    file: str | None,
-) -> list[list[int]]:
-    """The ids of all prompts; raises ValueError naming the line of `file` that does not fit."""
-    config.check(engine, [])
-    found = []
-    for line, text in prompts:
-        try:
-            found.append(method.prompt(text, tokenizer))
-            config.check(engine, found[-1:])
-        except ValueError as error:
-            place = f"--file {file}, line {line}: " if file else ""
-            told = str(error).replace("prompt 0", "the prompt")
-            raise ValueError(place + told) from error
-    return found
+    prompts: Sequence[Prompt],
+    ways: Sequence[Way],
+    flags: InferFlags,
+    example: Example | None,  # that the prompt is taken from, where its right answer is known
+) -> list[list[Card]]:
+    """Answers the prompts in all ways and tells what came of them; the first ones' cards."""
+    engine, tokenizer, c = *opened[:2], opened.engine.config.chunk_size
+    expected, golds, rows = None, (), []
+    if example:
+        expected = example.answer
+        golds = method.encode(example, tokenizer, engine.config).thoughts
+    answers = [
+        answer_in_order(engine, tokenizer, method, way.ids, way.config, flags) for way in ways
+    ]
+    for number, prompt in enumerate(prompts):
+        place, cards = f"line {prompt.line}" if prompt.line else "prompt", []
+        for way, each in zip(ways, answers):
+            if way.name and not flags.json:
+                print(f"{way.name}:")
+            found, ids = next(each), way.ids[number]
+            count = len(found.result.thought_ids)
+            if beyond := [k for k in way.given if k >= count]:
+                raise ValueError(
+                    f"--thought {beyond[0]}=…: in the {place} and its answer {count} chunks have "
+                    "a thought, counted from 0; name one of them."
+                )
+            if flags.json:
+                told = {name: getattr(found.result, name) for name in TOLD}
+                told |= {"way": way.name} if len(ways) > 1 else {}
+                line = prompt._asdict() | told | {"seconds": found.seconds, "batch": found.batch}
+                print(json.dumps(line), flush=True)
+            else:
+                table = chunk_table(engine, tokenizer, ids, found.result) if flags.table else None
+                show(found, ids, c, table, expected)
+            cards.append(
+                Card(
+                    title=f"{place}, {way.name}" if way.name else place,
+                    prompt=ids,
+                    result=found.result,
+                    tokenizer=tokenizer,
+                    chunk_size=c,
+                    config=way.config,
+                    right=task.score(found.result.text, example)["right"] if example else None,
+                    expected=expected,
+                    golds=golds if ids == ways[0].ids[number] else (),
+                    given=way.given,
+                )
+            )
+        rows += [cards] if len(rows) < MOST_ROWS else []
+    return rows
 
 
 def answer_in_order(
@@ -232,39 +274,3 @@ def show(
     print(f"answer: {found.result.text.strip()}{right}")
     together = f" for {found.batch} prompts together" if found.batch > 1 else ""
     print(counters(found.result, prompt, chunk_size, found.seconds) + together, flush=True)
-
-
-def read_prompts(flags: InferFlags) -> list[Prompt] | None:
-    """The prompts that were given, None for none. Blank lines of a file are passed over."""
-    if flags.prompt is not None and flags.file is not None:
-        raise ValueError("a PROMPT and --file were both given; use one of them.")
-    if flags.prompt is not None:
-        return [Prompt(None, flags.prompt)]
-    if flags.file is None:
-        return None
-    # Other ends of a line that Unicode knows belong to the prompt.
-    lines = enumerate(re.split("\r\n|\n|\r", read_text(flags.file)), 1)
-    prompts = [Prompt(line, text) for line, text in lines if text.strip()]
-    if not prompts:
-        raise ValueError(f"--file {flags.file} holds no prompt; write one a line.")
-    return prompts
-
-
-def read_text(name: str) -> str:
-    """The text that --file names, without the byte-order mark that some editors put before it."""
-    path = Path(name)
-    if name == "-":
-        if sys.stdin is None:
-            raise ValueError("--file -: standard input is closed; name a file, or pipe one in.")
-        content = sys.stdin.buffer.read()
-    elif path.is_dir():
-        raise ValueError(f"--file {path} is a folder (it holds {listing(path)}); name a file.")
-    elif not path.exists():
-        near = path.parent
-        raise FileNotFoundError(f"--file {path}: no such file ({near} holds {listing(near)}).")
-    else:
-        content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--file {path} is not UTF-8 text: {error}. Convert it first.") from error

@@ -114,7 +114,10 @@ def chunk_table(
 
 
 def counters(
-    result: GenerationResult, prompt: Sequence[int], chunk_size: int, seconds: float
+    result: GenerationResult,
+    prompt: Sequence[int],
+    chunk_size: int,
+    seconds: float | None = None,  # None: not told
 ) -> str:
     """How the prefill went and why the answer ended."""
     chunks = -(-len(prompt) // chunk_size)
@@ -122,8 +125,9 @@ def counters(
     why = reasons[result.stop_reason]
     cut = len(result.cut_thoughts)
     cut_words = f", {cut} thoughts cut by --max-thought-tokens" if cut else ""
+    took = "" if seconds is None else f"; {seconds:.2f} s"
     return (
         f"{len(prompt)} tokens in {chunks} chunks; {result.nontrivial} non-trivial thoughts "
         f"entered the prompt; {result.rounds} rounds, {result.chunk_passes} chunk passes; "
-        f"{len(result.ids)} new tokens, stopped by {why}{cut_words}; {seconds:.2f} s"
+        f"{len(result.ids)} new tokens, stopped by {why}{cut_words}{took}"
     )

@@ -1,13 +1,15 @@
-"""Ablations at test: what an answer is worth without the states, or with those of another row.
+"""Interventions at test: what an answer is worth with other states, or with other thoughts.
 
-If it is worth as much, the thoughts do nothing.
+If it is worth as much without its states, the thoughts do nothing; if it is worth more with gold
+thoughts, T is what errs.
 """
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from minits.prefill import Intervention
+from minits.prefill import NOTHING, Intervention
+from minits.supervision import Row
 
 
 class Zero(Intervention):
@@ -18,26 +20,44 @@ class Zero(Intervention):
 
 
 class Shuffled(Intervention):
-    """Every row reads the newest state of the next row of its batch, counted round.
+    """Every row of one batch reads the newest state of the next one, counted round.
 
     Zero where there is none yet, or no other row. Prompts must be read in turn: the drafts of
     speculation are not what a row thought.
     """
 
     def __init__(self) -> None:
-        self.newest: dict[int, tuple[int, Tensor]] = {}  # of each row: its chunk, its own state
+        self.newest: dict[int, Tensor] = {}  # of each row, its own
 
     def states(self, places: Sequence[tuple[int, int]], states: Tensor) -> Tensor:
-        if any(row in self.newest and chunk <= self.newest[row][0] for row, chunk in places):
-            self.newest.clear()  # another batch
-        for (row, chunk), state in zip(places, states):
-            self.newest[row] = chunk, state
+        self.newest |= {row: state for (row, _), state in zip(places, states)}
         found = []
         for row, _ in places:
             others = sorted(self.newest.keys() - {row}, key=lambda other: (other < row, other))
-            newest = [self.newest[other][1] for other in others[:1]]
+            newest = [self.newest[other] for other in others[:1]]
             found += newest or [torch.zeros_like(states[0])]
         return torch.stack(found)
 
 
-STATES = {"normal": Intervention, "zero": Zero, "shuffled": Shuffled}
+class Scripted(Intervention):
+    """T is made to say what is given, by row and chunk (ids, EOS included); elsewhere its own."""
+
+    def __init__(self, scripts: Sequence[Mapping[int, Sequence[int]]]) -> None:
+        self.scripts = scripts
+
+    def thought(self, row: int, chunk: int) -> Sequence[int] | None:
+        return self.scripts[row].get(chunk)
+
+
+def gold(rows: Sequence[Row]) -> Scripted:
+    """The thoughts that training would teach, as far as they are known."""
+    return Scripted([dict(enumerate(row.thoughts)) for row in rows])
+
+
+# What `eval --states` names, made for the rows of each batch.
+STATES: dict[str, Callable[[Sequence[Row]], Intervention]] = {
+    "normal": lambda rows: NOTHING,
+    "zero": lambda rows: Zero(),
+    "shuffled": lambda rows: Shuffled(),
+    "gold": gold,
+}

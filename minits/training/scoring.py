@@ -1,6 +1,6 @@
 """Free-running evaluation: the model reads with its own thoughts and answers, as a user's does."""
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -13,6 +13,7 @@ from minits.checkpoint.files import write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
 from minits.methods.method import Method
+from minits.prefill import Intervention
 from minits.supervision import Example, Row
 from minits.tasks.task import Task
 from minits.thinking import Engine, ThinkingConfig
@@ -114,6 +115,8 @@ def predict(
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines
     quiet: bool = False,
+    hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
+    found: dict[int, GenerationResult] | None = None,  # takes the results, by row
 ) -> list[dict[str, Any]]:
     """Generates an answer for each of `rows`; the `verdict` on each. Raises as `with_room`."""
     config = with_room(engine, rows, config)
@@ -121,9 +124,11 @@ def predict(
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     silent = True if quiet else None  # None: where there is no terminal
-    results: dict[int, GenerationResult] = {}
+    results = {} if found is None else found
     for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=silent):
-        prompts = [rows[i][1].ids[: rows[i][1].prompt_length] for i in chosen]
+        batch = [rows[i][1] for i in chosen]
+        prompts = [row.ids[: row.prompt_length] for row in batch]
+        config = replace(config, hook=hook(batch)) if hook else config
         results |= zip(chosen, method.answer(engine, prompts, config))
     c = engine.config.chunk_size
     thinks = method.thinks

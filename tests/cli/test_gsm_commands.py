@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,37 @@ def test_the_question_can_be_read_first(run, inside):
 def test_the_probe_is_for_tasks_with_questions(inside):
     status, _, err = call("eval", "parity", "--question-first", "--device", "cpu")
     assert status == 2 and "--question-first: parity has no questions" in err
+
+
+def test_a_page_shows_each_row_as_it_is_and_with_the_question_first(inside, tmp_path):
+    page = tmp_path / "page.html"
+    flags = ["--question-first", "--html", page, "--prefill", "speculative", "--device", "cpu"]
+    assert call("eval", "--run", "thinking", *flags)[0] == 0
+    html = page.read_text(encoding="utf-8")
+    titles = re.findall(r'<h2><span dir="auto">(.*?)</span>', html)
+    assert len(titles) == 24 and html.count("<section>") == 12
+    assert titles[1::2] == [f"question first: {title}" for title in titles[::2]]
+    assert set(titles[::2]) == {f"test.txt, line {i}" for i in range(1, 13)}
+    # Golds are known of rows as they are alone: nobody placed the steps in the others.
+    for section in html.split("<section>")[1:]:
+        usual, first = section.split("<article>")[1:]
+        assert re.search('class="[a-z]+ (right|wrong)"', usual)
+        assert not re.search('class="[a-z]+ (right|wrong)"', first)
+    assert "--question-first" in html and "round 1" in html
+
+
+def test_gold_thoughts_and_the_question_first_do_not_go_together(inside):
+    flags = ["--question-first", "--states", "gold", "--device", "cpu"]
+    status, _, err = call("eval", "--run", "thinking", *flags)
+    assert status == 2 and "nobody knows where the steps" in err
+
+
+def test_infer_copies_the_question_and_not_the_text_of_training(inside):
+    flags = ["--run", "thinking", "Tom has 3 pens. How many?", "--device", "cpu"]
+    out = call("infer", *flags, "--question-first")[1]
+    assert "question first:\n" in out
+    plain = re.sub(r" \[T:[^\]]*\]", "", out)
+    assert "How many? Tom has 3 pens. How many? Say it now.  ->" in plain
 
 
 def test_answers_are_timed_in_turn(inside):
