@@ -91,7 +91,7 @@ GSM = {
     "keep_best": True,
 }
 TWO_HOP = {
-    "suffix": "Think about both steps of this question, one after the other, and then answer:",
+    "suffix": "Say it now.",
     "eval_samples": 817,
     "keep_best": True,
 }
@@ -121,10 +121,10 @@ def lasting(steps: int, evaluations: int = 2, **more: Any) -> dict[str, Any]:
 
 
 LINES = {
-    "cot": Line({"method": "cot"}, lasting(2000), lasting(1500, 3)),
-    "no-cot": Line({"method": "no-cot"}, lasting(3500), lasting(1500, 3)),
+    "cot": Line({"method": "cot"}, lasting(2000), lasting(1200, 4)),
+    "no-cot": Line({"method": "no-cot"}, lasting(3500), lasting(1200, 4)),
     "thinking": Line(
-        {"method": "thinking"}, lasting(7500, 3, one_per_chunk=True), lasting(1500, 3)
+        {"method": "thinking"}, lasting(7500, 3, one_per_chunk=True), lasting(1200, 4)
     ),
     "icot": Line(
         REMOVAL | {"removal": "tokens"},
@@ -219,7 +219,7 @@ def ablations() -> dict[str, Preset]:
     found = {}
     for task, make, steps in (
         ("gsm", gsm_preset, lasting(6000, 3)),
-        ("two-hop", partial(two_hop_preset, regime="full"), lasting(1500, 3)),
+        ("two-hop", partial(two_hop_preset, regime="full"), lasting(1200, 4)),
     ):
         cells = {f"extract-{n}": (f"L_out = {n}, c = 8", {"extract_after": n}) for n in LAYERS}
         cells |= {f"chunk-{c}": (f"L_out = 23, c = {c}", {"chunk_size": c}) for c in CHUNKS}

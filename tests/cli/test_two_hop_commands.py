@@ -46,7 +46,11 @@ def folder(tmp_path_factory) -> Path:
     write(folder / "facts.jsonl", [dict(zip(keys, fact)) for fact in facts])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for method, more in (("thinking", ["--untaught-facts"]), ("cot", []), ("no-cot", [])):
+        for method, more in (
+            ("thinking", ["--fact-thoughts", "untaught"]),
+            ("cot", []),
+            ("no-cot", []),
+        ):
             how = ["--suffix", "Say it now.", "--method", method, "--out", method, *more, *QUICK]
             status, _, err = call("train", "two-hop", *FILES, *FULL, *how)
             assert status == 0, err
@@ -105,7 +109,7 @@ def test_the_record_of_a_run_fills_its_cell_of_the_report(inside):
 
 
 def test_untaught_facts_are_what_the_run_was_trained_with(inside):
-    assert json.loads((inside / "thinking" / "run.json").read_text())["untaught_facts"] is True
+    assert json.loads((inside / "thinking" / "run.json").read_text())["fact_thoughts"] == "untaught"
 
 
 def test_eval_asks_the_second_hop_alone(inside):

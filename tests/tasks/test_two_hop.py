@@ -280,7 +280,7 @@ def test_every_method_sees_the_same_rows(files, method):
 
 def test_l_t_can_be_left_off_on_facts(files):
     how = {"knowledge": "full", "facts": files["facts"]}
-    taught, untaught = (rows_only(files, untaught_facts=off, **how) for off in (False, True))
+    taught, untaught = (rows_only(files, fact_thoughts=t, **how) for t in ("trivial", "untaught"))
     tokenizer = tiny_tokenizer(taught.texts())
     model, _ = make_tiny(seed=0, window=None, thinks=True, chunk_size=2, texts=taught.texts())
     method, found = make_method("thinking"), {}
@@ -298,8 +298,28 @@ def test_l_t_can_be_left_off_on_facts(files):
     assert found["taught"].thought_tokens > found["untaught"].thought_tokens > 0
 
 
+def test_facts_can_be_said(files):
+    how = {"knowledge": "full", "facts": files["facts"], "suffix": "Say it now."}
+    task = rows_only(files, fact_thoughts="said", **how)
+    tokenizer = tiny_tokenizer(task.texts())
+    config = ThinkingConfig(2, 1, 1, tokenizer.eos_ids, tokenizer.pad_id)
+    fact = task.example("train", -1, 0)
+    row = make_method("thinking").encode(fact, tokenizer, config)
+    assert tokenizer.decode(row.ids) == "Bay 59 is in Say it now. The answer is Mali<eos>"
+    end = len(tokenizer.encode("Bay 59 is in")) - 1
+    said = [k for k, thought in enumerate(row.thoughts) if len(thought) > 1]
+    assert said == [end // 2]
+    assert tokenizer.decode(row.thoughts[said[0]][:-1]) == " Bay 59 is in Mali."
+    assert fact.answer[fact.values[0][0] :] == "Mali"
+    written = make_method("cot").encode(fact, tokenizer, config)
+    assert "Say it now. Bay 59 is in Mali. The answer is Mali" in tokenizer.decode(written.ids)
+    # A hop alone is asked in the same words.
+    asked = replace(task, ask="second").example("test", 0, 0)
+    assert asked.prompt.endswith(" is Say it now.") and asked.answer.startswith("The answer is ")
+
+
 def test_untaught_rows_alone_have_no_thought_loss(files):
-    task = rows_only(files, knowledge="full", facts=files["facts"], untaught_facts=True)
+    task = rows_only(files, knowledge="full", facts=files["facts"], fact_thoughts="untaught")
     model, tokenizer = make_tiny(seed=0, window=None, thinks=True, texts=task.texts())
     rows = [encode_example(task.example("train", -1, 0), tokenizer, model.config)]
     found = flat_losses(model, make_method("thinking").collate(rows, model.config, layout="rows"))
