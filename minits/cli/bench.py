@@ -3,6 +3,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
@@ -114,7 +115,7 @@ def show_cost(lines: list[Line], figure: str | None) -> None:
     table = bench_cost.table(lines)
     print(table, flush=True)
     if figure and table:
-        figures.cost(lines, figure)
+        figures.cost(lines, Path(figure))
 
 
 def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:

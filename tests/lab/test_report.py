@@ -9,12 +9,13 @@ import pytest
 import run
 
 from minits.cli import report
+from minits.cli.report import MARK, PAGES, put_into
 from minits.cli.train import chosen
 from minits.lab import provenance
 from minits.lab.paper import STATE_TRACKING
 from minits.lab.presets import PRESETS, TABLES, Preset
 from minits.lab.records import Book, read_book, read_records
-from minits.lab.tables import MARK, PAGES, put_into, tables
+from minits.lab.tables import tables
 from minits.training.run_folder import flat
 
 README = Path(__file__).parents[2] / "README.md"
