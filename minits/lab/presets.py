@@ -282,8 +282,11 @@ def find(name: str) -> Preset:
 def check_flags(name: str, given: dict[str, Any]) -> None:
     """Raises ValueError where weights or files that a preset needs were not given, naming all."""
     preset, tiny = find(name), given.get("model", "tiny") == "tiny"
-    wanted = {split: known_of(known) for split, known in preset.files.items() if not given.get(split)}
-    lacking = [f"{flag(split)} FILE{known}" for split, known in wanted.items()]
+    lacking = [
+        f"{flag(split)} FILE{known_of(known)}"
+        for split, known in preset.files.items()
+        if not given.get(split)
+    ]
     if tiny and not name.startswith("tiny/"):
         lacking.insert(0, f"--model FOLDER or a hub id{known_of(preset.model)}")
     if lacking:
