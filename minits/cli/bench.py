@@ -42,60 +42,78 @@ class BenchFlags(Output, Machine, Weights):
 add_arguments = partial(add_flags, config=BenchFlags)
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Measures speed; one line a measurement."""
-    flags = take(given, BenchFlags)
-    part, of_run = flags.part, flags.part in ("drafts", "answers")
-    source = flags.run if of_run else flags.model
-    if not source or (part == "answers" and not flags.against):
-        needed = "--model FOLDER" if not of_run else "--run FOLDER"
-        needed += " --against FOLDER" if part == "answers" else ""
-        raise ValueError(f"bench {part} needs {needed}: the weights to measure.")
-    if part == "train" and (flags.plain or flags.chunk_size):
-        raise ValueError(
-            "bench train takes neither --plain nor --chunk-size: it measures the tasks' recipes."
-        )
-    idle = {"run": not of_run, "model": of_run, "compile": part != "train"}
-    idle |= {name: part != "answers" for name in ("against", "samples")}
-    idle |= {"figure": part != "cost", "chunk_size": part == "cost"}
-    for name in idle:
-        if idle[name] and getattr(flags, name):
+OF_RUN = ("drafts", "answers")  # what is measured on a trained run
+# The parts in which a flag does something, of those that do nothing in others.
+USED_IN = {
+    "run": OF_RUN,
+    "model": set(PARTS).difference(OF_RUN),
+    "compile": ("train",),
+    "against": ("answers",),
+    "samples": ("answers",),
+    "figure": ("cost",),
+    "chunk_size": set(PARTS).difference({"train", "cost"}),
+    "plain": set(PARTS).difference({"train"}),
+}
+
+
+def check_flags(flags: BenchFlags) -> None:
+    """Raises ValueError or FileNotFoundError where flags do not go with the part."""
+    part = flags.part
+    needed = ("run",) if part in OF_RUN else ("model",)
+    needed += ("against",) if part == "answers" else ()
+    if not all(getattr(flags, name) for name in needed):
+        words = " ".join(f"{flag(name)} FOLDER" for name in needed)
+        raise ValueError(f"bench {part} needs {words}: the weights to measure.")
+    for name, parts in USED_IN.items():
+        if part not in parts and getattr(flags, name):
             raise ValueError(f"{flag(name)} does nothing in bench {part}; leave it out.")
     if flags.figure:
         check_new_file(flags.figure, name="--figure")
         figures.pyplot()
-    opened = open_model(flags)
-    engine, _, about, folder = opened
-    device, kind = str(engine.device), engine.backbone.lm_head.weight.dtype
-    how = {"dtype": str(kind).removeprefix("torch.")}
+
+
+def check_weights(flags: BenchFlags, opened: Opened) -> None:
+    """Raises ValueError for weights that the part cannot measure."""
+    engine, about, part = opened.engine, opened.about, flags.part
     words = engine.backbone.config.vocab_size
-    if not (of_run or part == "train") and words < 1000:
+    if part not in (*OF_RUN, "train") and words < 1000:
         raise ValueError(
-            f"bench {part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this "
-            f"one has {words}. Name real weights; bench drafts --run measures a small run."
+            f"bench {part} --model {flags.model}: its made-up texts need a vocabulary of 1000 ids, "
+            f"this one has {words}. Name real weights; bench drafts --run measures a small run."
         )
-    if of_run and not (about and engine.thinks):
+    if part in OF_RUN and not (about and engine.thinks):
         raise ValueError(
-            f"bench {part} --run {source}: it measures reading with a model's own thoughts, and "
+            f"bench {part} --run {flags.run}: it measures reading with a model's own thoughts, and "
             f"this one was not trained to think (method: {about.get('method')}). Name a run of the "
             "method thinking."
         )
-    note(f"{source} in {how['dtype']} on {machine(device)}")
+
+
+def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Measures speed; one line a measurement."""
+    flags = take(given, BenchFlags)
+    check_flags(flags)
+    opened = engine, _, _, folder = open_model(flags)
+    check_weights(flags, opened)
+    part, device = flags.part, str(engine.device)
+    dtype = str(engine.backbone.lm_head.weight.dtype).removeprefix("torch.")
+    how = {"dtype": dtype}
+    note(f"{flags.run or flags.model} in {dtype} on {machine(device)}")
     if part == "train":
-        del engine  # training loads its own
-        lines = bench_train(str(folder), device, how["dtype"], flags.compile, flags.repeats)
-        return told(lines, how, device)
-    how |= measured_on(opened) if of_run else {}
+        del opened, engine  # training loads its own
+        lines = bench_train(str(folder), device, dtype, flags.compile, flags.repeats)
+        return measured(lines, how, device)
+    how |= measured_on(opened) if part in OF_RUN else {}
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
         lines = bench_drafts(engine, some_prompts(opened), flags.repeats)
     elif part == "answers":
         lines = answers(flags, opened)
     elif part == "cost":
-        lines = bench_cost.bench_cost(folder, engine, how["dtype"], flags.plain, flags.repeats)
+        lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
-    found, status = told(lines, how, device)
+    found, status = measured(lines, how, device)
     if part == "cost":
         show_cost(found["lines"], flags.figure)
     return found, status
@@ -134,7 +152,7 @@ def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
     return bench_answers(*sides, flags.repeats)
 
 
-def told(
+def measured(
     lines: Iterable[Line], how: dict[str, Any], device: str
 ) -> tuple[dict[str, Any], int]:
     """Prints measurements as they come, and returns their record and the exit status.

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from minits.checkpoint.files import write_text
 from minits.cli.flags import Output, add_flags, check_new_file, note, take
-from minits.cli.page import MOST_ROWS, Card, head, page
+from minits.cli.page import MOST_ROWS, head, page
+from minits.cli.show import Card
 from minits.cli.sources import (
     Opened,
     describe_model,

@@ -22,7 +22,8 @@ from minits import GenerationConfig, load
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli import page as pages
-from minits.cli.page import MOST_BYTES, Card, lanes, page, without_folder
+from minits.cli.page import MOST_BYTES, lanes, page, without_folder
+from minits.cli.show import Card
 from minits.cli.sources import SHIPPED
 from minits.generation import GenerationResult, generate_ids, with_texts
 from minits.supervision import encode_prompt
