@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.sources import Opened, measured_on, open_model, trained_method, trained_task
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
 from minits.lab.bench_answers import Side, bench_answers
 from minits.lab.bench_train import bench_train
-from minits.lab.provenance import machine, record
+from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
 from minits.supervision import encode_prompt
 from minits.training.recipe import Machine
@@ -89,7 +89,7 @@ def check_weights(flags: BenchFlags, opened: Opened) -> None:
         )
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Measures speed; one line a measurement."""
     flags = take(given, BenchFlags)
     check_flags(flags)
@@ -153,8 +153,8 @@ def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
 
 
 def measured(
-    lines: Iterable[Line], how: dict[str, Any], device: str
-) -> tuple[dict[str, Any], int]:
+    lines: Iterable[Line], how: Record, device: str
+) -> tuple[Record, int]:
     """Prints measurements as they come, and returns their record and the exit status.
 
     how: what they were made with. Ctrl-C ends the measuring: the record is that of the lines

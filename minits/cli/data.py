@@ -6,15 +6,15 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from minits.checkpoint.download import checkpoint_of, resolve
 from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
-from minits.cli.flags import Output, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
 from minits.cli.sources import open_model, trained_method, trained_task
+from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(options, Thinking, omit=("thought_warmup",))
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Shows one example as the model sees it, and statistics of the supervision."""
     flags = take(given, DataFlags)
     check_out(flags)
@@ -128,7 +128,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     return figures | ({"data_files": files} if files else {}), 0
 
 
-def in_words(figures: dict[str, Any]) -> str:
+def in_words(figures: Record) -> str:
     """The statistics of the supervision."""
     late, shared = figures["late_share"], figures["sharing"]
     return (
@@ -142,7 +142,7 @@ def in_words(figures: dict[str, Any]) -> str:
     )
 
 
-def knowledge(task: Task, flags: DataFlags) -> dict[str, Any]:
+def knowledge(task: Task, flags: DataFlags) -> Record:
     """Writes to --out what --model knows of all files. Raises ValueError for another task."""
     if not isinstance(task, TwoHop):
         raise ValueError(f"--ask-model: {task.name} has no two hops to ask; leave it out.")
@@ -207,7 +207,7 @@ def placed_by_teacher(task: Task, split: str, flags: DataFlags) -> tuple[Task, d
 
 
 def described(
-    flags: DataFlags, given: dict[str, Any]
+    flags: DataFlags, given: Given
 ) -> tuple[Task, Thinking, Tokenizer, ThinkingConfig]:
     """What the supervision hangs on: as in the training of --model, where no flag says otherwise.
 
@@ -255,7 +255,7 @@ def show(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> None:
     )
 
 
-def statistics(rows: list[Row]) -> dict[str, Any]:
+def statistics(rows: list[Row]) -> Record:
     """What the supervision of `rows` is like."""
     thoughts = [thought for row in rows for thought in row.thoughts]
     steps = sum(len(row.ends) for row in rows)

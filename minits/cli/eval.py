@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minits.checkpoint.files import write_text
-from minits.cli.flags import Output, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
 from minits.cli.page import MOST_ROWS, head, page
 from minits.cli.show import Card
 from minits.cli.sources import (
@@ -22,7 +22,7 @@ from minits.cli.sources import (
 )
 from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
 from minits.lab.interventions import STATES
-from minits.lab.provenance import record
+from minits.lab.provenance import Record, record
 from minits.methods import Method
 from minits.prefill import Intervention
 from minits.settings import setting
@@ -35,7 +35,6 @@ from minits.training.scoring import Pairs, describe, draw_rows, predict, summari
 
 WORDS = "evaluate a trained run on a task"
 OPTIONS = ("task",)
-Line = dict[str, Any]  # of the predictions
 OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
 
 
@@ -69,7 +68,7 @@ class EvalFlags(Output, Machine):
     )
 
 
-def became(lines: Sequence[Line], second: Sequence[Line]) -> dict[str, Any]:
+def became(lines: Sequence[Record], second: Sequence[Record]) -> Record:
     """How the rows of a first evaluation fared in a second one."""
     wrong, right = (
         [other["correct"] for line, other in zip(lines, second) if line["correct"] is before]
@@ -83,7 +82,7 @@ def became(lines: Sequence[Line], second: Sequence[Line]) -> dict[str, Any]:
     }
 
 
-def describe_probe(probe: dict[str, Any]) -> str:
+def describe_probe(probe: Record) -> str:
     """The figures of the probe in words."""
     lines = [f"question first: accuracy {probe['accuracy']:.2%}"]
     if probe["of_them_right"] is not None:
@@ -116,7 +115,7 @@ def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Inter
     return STATES[flags.states]
 
 
-def wrong_and_right(lines: Sequence[Line]) -> list[int]:
+def wrong_and_right(lines: Sequence[Record]) -> list[int]:
     """All rows, a wrong one and a right one in turn as long as there are both."""
     wrong, right = (
         [line["index"] for line in lines if line["correct"] is correct]
@@ -130,7 +129,7 @@ class Pass(NamedTuple):
 
     title: str  # what stands before a row's name
     rows: Pairs
-    lines: list[Line]
+    lines: list[Record]
     results: dict[int, GenerationResult]
 
     def card(self, i: int, opened: Opened, config: GenerationConfig) -> Card:
@@ -149,7 +148,7 @@ class Pass(NamedTuple):
         )
 
 
-def evaluated(flags: EvalFlags, given: dict[str, Any], opened: Opened) -> tuple[Task, str]:
+def evaluated(flags: EvalFlags, given: Given, opened: Opened) -> tuple[Task, str]:
     """(task, split) to evaluate. Raises ValueError for options that do not fit it."""
     trained = trained_task(opened.folder, opened.about, flags.task)
     check_options(trained.name, given)
@@ -161,7 +160,7 @@ def evaluated(flags: EvalFlags, given: dict[str, Any], opened: Opened) -> tuple[
     return task, split
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Free-running accuracy of a run on fresh examples."""
     asked = dict(given)
     flags = take(given, EvalFlags)

@@ -5,11 +5,11 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minits.checkpoint.files import write_text
 from minits.cli.asked import Prompt, Way, read_prompts, ways_of
-from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.page import MOST_ROWS, head, page
 from minits.cli.show import Card, InlineText, chunk_table, counters
 from minits.cli.sources import (
@@ -21,6 +21,7 @@ from minits.cli.sources import (
     trained_task,
 )
 from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
+from minits.lab.provenance import Record
 from minits.methods import Method
 from minits.settings import flag, setting
 from minits.supervision import Example
@@ -89,7 +90,7 @@ class Answer(NamedTuple):
     batch: int  # prompts in it
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Answers prompts and shows the thoughts."""
     if "window" in given:
         if "lookahead" in given:

@@ -2,11 +2,11 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from minits.checkpoint.files import listing, require, write_text
-from minits.cli.flags import Output, add_flags, note, take
+from minits.cli.flags import Given, Output, add_flags, note, take
 from minits.lab.figures import draw_all
+from minits.lab.provenance import Record
 from minits.lab.records import read_book
 from minits.lab.tables import tables
 from minits.settings import setting
@@ -37,7 +37,7 @@ class ReportFlags(Output):
 add_arguments = partial(add_flags, config=ReportFlags)
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Prints the tables of results, or puts them into a file."""
     flags, book = take(given, ReportFlags), read_book()
     found = tables(book)

@@ -145,18 +145,18 @@ def passes(
 ) -> Iterator[Line]:
     """A line for each side: milliseconds of forward and backward pass; then the findings.
 
-    half: under autocast. pool: of memory for CUDA graphs, where they are used. There the backward
-    pass is what a graph of both takes longer than one of the forward pass.
+    half: under autocast. pool: of memory for CUDA graphs, where they are used. The backward pass is
+    what both passes take longer than the forward pass alone.
     """
     values = [torch.zeros((), device=model.device) for _ in sides]
     calls = []
     for side, value in zip(sides, values):
-        parts = functions_of(side, value, model, half)
-        calls += graphed(*parts, pool) if pool else parts
+        calls += functions_of(side, value, model, half)
+    if pool:
+        calls = [capture(call, pool).replay for call in calls]
     times = rounds(calls, repeats)
     found = []
-    for side, value, forward, second in zip(sides, values, times[::3], times[1::3]):
-        both = second if pool else list(map(sum, zip(forward, second)))
+    for side, value, forward, both in zip(sides, values, times[::2], times[1::2]):
         backward = [whole - part for whole, part in zip(both, forward)]
         found.append({
             "what": "forward and backward",
@@ -175,33 +175,19 @@ def passes(
 def functions_of(
     side: Side, value: Tensor, model: ThinkingStates, half: bool
 ) -> list[Callable[[], object]]:
-    """The forward pass, which leaves its loss in `value`, the backward pass, what clears up."""
-    kept: list[Tensor] = []
+    """The forward pass, which leaves its loss in `value` and returns it, and both passes."""
 
-    def forward() -> None:
+    def forward() -> Tensor:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
-            kept[:] = [loss(side.losses())]
-        value.copy_(kept[0].detach())
+            found = loss(side.losses())
+        value.copy_(found.detach())
+        return found
 
-    def clear() -> None:
-        kept.clear()
+    def both() -> None:
+        forward().backward()
         model.zero_grad(set_to_none=True)
 
-    return [forward, lambda: kept[0].backward(), clear]
-
-
-def graphed(
-    forward: Callable, backward: Callable, clear: Callable, pool: Any
-) -> list[Callable[[], object]]:
-    """The forward pass as a CUDA graph, both passes as another one, and nothing to clear up."""
-
-    def run(*functions: Callable) -> None:
-        for function in functions:
-            function()
-
-    first = capture(partial(run, forward, clear), pool)
-    both = capture(partial(run, forward, backward, clear), pool)
-    return [first.replay, both.replay, lambda: None]
+    return [forward, both]
 
 
 def findings(lines: Sequence[Line]) -> Line:

@@ -11,7 +11,7 @@ import numpy as np
 from minits.lab.columns import way_of_reading
 from minits.lab.paper import STATE_TRACKING
 from minits.lab.presets import CHUNKS, LAYERS, WIDTHS
-from minits.lab.records import Book, Cell
+from minits.lab.records import Book, Cell, Record
 from minits.methods import METHODS
 
 
@@ -78,7 +78,7 @@ def lengths(book: Book, path: Path) -> bool:
     return True
 
 
-def by_length(runs: Sequence[dict[str, Any]], least: int) -> list[tuple[float, float]]:
+def by_length(runs: Sequence[Record], least: int) -> list[tuple[float, float]]:
     """(middle of a bucket, percent right) over the examples of all runs, where there are 20.
 
     runs: of each, the buckets of its evaluation. least: the length of the shortest example.
@@ -202,7 +202,7 @@ def speed(book: Book, path: Path) -> bool:
     return True
 
 
-def cost(lines: Sequence[dict[str, Any]], path: Path) -> None:
+def cost(lines: Sequence[Record], path: Path) -> None:
     """Time of forward and backward pass against recurrent steps, by the lines of `bench cost`.
 
     Dashed: in CUDA graphs. What has no steps is drawn as a level line.

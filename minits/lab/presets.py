@@ -19,6 +19,7 @@ from minits.methods import METHODS
 from minits.settings import flag
 from minits.tasks import TASKS, Task
 
+Settings = dict[str, Any]  # by name: of a run, or what is known of weights and files
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
 # An addition to the paper's training, on top of the recipe.
 LONG_ROWS = {"layout": "long_rows", "row_tokens": 640}
@@ -29,14 +30,14 @@ class Preset:
     """Settings of a run, its place in a table, and what it needs."""
 
     title: str
-    settings: dict[str, Any]
+    settings: Settings
     paper: float | None = None  # percent right in the paper; None: it has no such cell
     paper_speed: float | None = None  # and times CoT's speed
     size: str | None = None  # of the model; None: any
     # What its config.json must say, and `what` it is in words.
-    model: dict[str, Any] = field(default_factory=dict)
+    model: Settings = field(default_factory=dict)
     # Flags of files that must be given, and what is known of their contents (`Task.sources`).
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, Settings] = field(default_factory=dict)
     beside: str | None = None  # the preset of a thinking run that answers in turn with it; itself
 
 
@@ -71,7 +72,7 @@ def table1_presets() -> dict[str, Preset]:
     return found
 
 
-def real(task: str, method: str) -> dict[str, Any]:
+def real(task: str, method: str) -> Settings:
     """The task's recipe for a method on real weights."""
     recipes = TASKS[task].recipes
     recipe = recipes["*", "real"] | recipes.get((method, "real"), {})
@@ -104,12 +105,12 @@ class Line(NamedTuple):
     """A line of the paper's Table 2: a method, and what it takes beside the recipe of the task."""
 
     title: str
-    own: dict[str, Any]
-    gsm: dict[str, Any]
-    two_hop: dict[str, Any]
+    own: Settings
+    gsm: Settings
+    two_hop: Settings
 
 
-def lasting(steps: int, evaluations: int = 2, **more: Any) -> dict[str, Any]:
+def lasting(steps: int, evaluations: int = 2, **more: Any) -> Settings:
     """Settings of a training that is evaluated so often, in equal parts."""
     return {"steps": steps, "eval_every": steps // evaluations} | more
 
@@ -279,7 +280,7 @@ def find(name: str) -> Preset:
     return PRESETS[name]
 
 
-def check_flags(name: str, given: dict[str, Any]) -> None:
+def check_flags(name: str, given: Settings) -> None:
     """Raises ValueError where weights or files that a preset needs were not given, naming all."""
     preset, tiny = find(name), given.get("model", "tiny") == "tiny"
     lacking = [
@@ -301,7 +302,7 @@ def check_flags(name: str, given: dict[str, Any]) -> None:
         )
 
 
-def known_of(known: dict[str, Any]) -> str:
+def known_of(known: Settings) -> str:
     """What is known of weights or a file, in brackets."""
     words = [f"{key} {value}".removeprefix("what ") for key, value in known.items()]
     return f" ({', '.join(words)})" if known else ""
@@ -329,7 +330,7 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
         )
 
 
-def differences(what: str, known: dict[str, Any], found: dict[str, Any]) -> list[str]:
+def differences(what: str, known: Settings, found: Settings) -> list[str]:
     """Where what was found is not what is known."""
     return [
         f"{what}: {key} {plain(found.get(key))}, not {value}"

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from minits.checkpoint.files import require
 from minits.lab.paired import difference
 from minits.lab.presets import PRESETS, WIDTHS, Preset
+from minits.lab.provenance import Record
 
 RECORDS = Path(__file__).parent / "records"
-Record = dict[str, Any]
 # Settings that make a training one of a cell of Table 2, whose presets' names begin so.
 IDENTITY = "task method knowledge suffix resample chunk_size one_per_chunk removal latents".split()
 TABLE2 = ("gsm/", "two-hop/")

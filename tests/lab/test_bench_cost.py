@@ -91,12 +91,11 @@ def test_re_fed_and_cached_are_the_same_in_loss_and_gradient(model, sides, n):
     found = []
     for name in (COCONUT, REFED):
         figure = torch.zeros((), dtype=torch.float64)
-        forward, backward, clear = functions_of(sides[name, n], figure, model, False)
-        forward()
-        backward()
+        forward, both = functions_of(sides[name, n], figure, model, False)
+        forward().backward()
         found.append([figure, *(p.grad.clone() for p in model.backbone.parameters())])
-        clear()
-    assert all(p.grad is None for p in model.parameters())
+        both()
+        assert all(p.grad is None for p in model.parameters())
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
