@@ -51,7 +51,7 @@ def check_new_file(out: str | None, grows: bool = False, name: str = "--out") ->
 
 @dataclass(frozen=True)
 class Output:
-    """How a command tells its result."""
+    """How a command gives its result."""
 
     json: bool = setting(False, "make the last line of stdout one JSON object", free=True)
 

@@ -102,7 +102,7 @@ def measured_on(opened: Opened) -> dict[str, Any]:
 def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -> Task:
     """The task called `name`, with the options that the run in `folder` was trained with.
 
-    name: None for the task of the weights, as far as they tell (`about`); else Parity.
+    name: None for the task of the weights, as far as `about` names it; else Parity.
     """
     if name is None:
         name = about["task"] if about.get("task") in TASKS else "parity"

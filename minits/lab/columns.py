@@ -40,7 +40,8 @@ def apart(cell: Cell) -> list[Cell]:
 
 def title(cell: Cell) -> str:
     """The preset's title and name."""
-    return f"{cell.preset.title} (`{cell.name}`)" if cell.name else cell.preset.title
+    name = f"(`{cell.name}`)" if cell.name else ""
+    return f"{cell.preset.title} {name}".strip()
 
 
 def in_paper(cell: Cell) -> str:

@@ -98,7 +98,7 @@ def by_length(runs: Sequence[Record], least: int) -> list[tuple[float, float]]:
 SERIES = {  # of an ablation: the beginning and the end of its presets' names
     "word problems": ("ablation/gsm-", ""),
     "word problems, one step a chunk": ("ablation/gsm-", "-one"),
-    "2-hop questions, facts taught": ("ablation/two-hop-", ""),
+    "2-hop questions, full knowledge": ("ablation/two-hop-", ""),
 }
 
 

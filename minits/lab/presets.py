@@ -95,7 +95,7 @@ TWO_HOP = {
     "eval_samples": 817,
     "keep_best": True,
 }
-REGIMES = {"full": "facts", "parametric": "known"}  # and the file that tells what is known
+REGIMES = {"full": "facts", "parametric": "known"}  # and the file that holds what is known
 # A chain of thought is removed at a constant rate. Nothing of these three is measured yet.
 REMOVAL = {"method": "icot", "decay": 0.0}
 LATENT = {"latents": 6, "batch_size": 128, "layout": "rows", "decay": 0.0, "lr": 1e-5}

@@ -70,11 +70,11 @@ def state_tracking(records: Sequence[Record]) -> str:
 def table(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
     """The cells of one of the TABLES.
 
-    A preset that is no more is known by its runs, which carry their title.
+    A preset that is no more is known by its runs, which may carry their title.
     """
     named = [run for run in records if run.get("preset")]
     presets = PRESETS | {
-        run["preset"]: Preset(run["title"], run["settings"])
+        run["preset"]: Preset(run.get("title", ""), run["settings"])
         for run in named
         if run["preset"] not in PRESETS
     }
