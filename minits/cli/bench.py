@@ -15,9 +15,9 @@ from minits.lab.bench_answers import Side, bench_answers
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
-from minits.supervision import encode_prompt
+from minits.tasks import Task
 from minits.training.recipe import Machine
-from minits.training.scoring import draw_rows, with_room
+from minits.training.scoring import Pairs, draw_rows, with_room
 
 WORDS = "measure speed beside the limits of the machine"
 OPTIONS = ()
@@ -103,12 +103,15 @@ def run(given: Given) -> tuple[Record, int]:
         del opened, engine  # training loads its own
         lines = bench_train(str(folder), device, dtype, flags.compile, flags.repeats)
         return measured(lines, how, device)
-    how |= measured_on(opened) if part in OF_RUN else {}
+    if part in OF_RUN:
+        how |= measured_on(opened)
+        task = trained_task(folder, opened.about)
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
-        lines = bench_drafts(engine, some_prompts(opened), flags.repeats)
+        prompts = prompts_of(questions(opened, task, 16))
+        lines = bench_drafts(engine, prompts, flags.repeats)
     elif part == "answers":
-        lines = answers(flags, opened)
+        lines = answers(flags, opened, task)
     elif part == "cost":
         lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
@@ -119,13 +122,16 @@ def run(given: Given) -> tuple[Record, int]:
     return found, status
 
 
-def some_prompts(opened: Opened) -> list[list[int]]:
-    """At most 16 prompts of a run's last split, as ids."""
-    task = trained_task(opened.folder, opened.about)
-    split = task.splits[-1]
-    few = min(task.size(split) or 16, 16)
-    prompts = [task.example(split, i, seed=7).prompt for i in range(few)]
-    return [encode_prompt(opened.tokenizer, prompt) for prompt in prompts]
+def questions(opened: Opened, task: Task, n: int) -> Pairs:
+    """At most n rows of a task's last split, as the method of the weights encodes them."""
+    engine, tokenizer, about, folder = opened
+    method = trained_method(folder, about)
+    return draw_rows(task, method, task.splits[-1], tokenizer, engine.config, seed=7, n=n)
+
+
+def prompts_of(rows: Pairs) -> list[list[int]]:
+    """Their ids, without the answers."""
+    return [row.ids[: row.prompt_length] for _, row in rows]
 
 
 def show_cost(lines: list[Line], figure: str | None) -> None:
@@ -136,19 +142,15 @@ def show_cost(lines: list[Line], figure: str | None) -> None:
         figures.cost(lines, Path(figure))
 
 
-def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
-    """The two runs on the same questions, those of the thinking one's last split."""
-    task = trained_task(thinking.folder, thinking.about)
-    split, wanted = task.splits[-1], flags.samples or 200
+def answers(flags: BenchFlags, thinking: Opened, task: Task) -> Iterable[Line]:
+    """Both runs on the same questions."""
     sides = []
     other = open_model(replace(flags, run=flags.against))
     for run, opened in ((flags.run, thinking), (flags.against, other)):
+        rows = questions(opened, task, flags.samples or 200)
+        config = with_room(opened.engine, rows, GenerationConfig())
         method = trained_method(opened.folder, opened.about)
-        config = opened.engine.config
-        rows = draw_rows(task, method, split, opened.tokenizer, config, seed=7, n=wanted)
-        prompts = [row.ids[: row.prompt_length] for _, row in rows]
-        how = with_room(opened.engine, rows, GenerationConfig())
-        sides.append(Side(run, opened.engine, method, prompts, how))
+        sides.append(Side(run, opened.engine, method, prompts_of(rows), config))
     return bench_answers(*sides, flags.repeats)
 
 

@@ -93,9 +93,8 @@ def open_model(flags: Any) -> Opened:
 
 def measured_on(opened: Opened) -> dict[str, Any]:
     """What a record says of the weights that it measured."""
-    path = opened.folder / "run.json"
-    found = {"run": str(opened.folder)}
-    found |= {"hidden_size": opened.engine.backbone.config.hidden_size}
+    path, width = opened.folder / "run.json", opened.engine.backbone.config.hidden_size
+    found = {"run": str(opened.folder), "hidden_size": width}
     return found | ({"settings": read_json(path)} if path.exists() else {})
 
 
