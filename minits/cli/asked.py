@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minits.checkpoint.files import listing
-from minits.checkpoint.tokenizer import Tokenizer
+from minits.cli.sources import Opened
 from minits.generation import GenerationConfig
 from minits.lab.interventions import Scripted
 from minits.methods import Method
 from minits.supervision import Example, encode_rest
 from minits.tasks import Task
 from minits.tasks.rows import question_first
-from minits.thinking import Engine
 
 
 class Prompt(NamedTuple):
@@ -36,33 +35,35 @@ class Way(NamedTuple):
 def ways_of(
     flags: Any,
     texts: Sequence[Prompt],
-    engine: Engine,
-    tokenizer: Tokenizer,
+    opened: Opened,
     task: Task,
     method: Method,
     config: GenerationConfig,
 ) -> list[Way]:
     """The usual way first, then those of --thought and --question-first. Raises as the others."""
-    asked = engine, tokenizer, method, config, flags.file
-    found = [Way("", encode(texts, *asked), config)]
+    ids = encode(texts, opened, method, config, flags.file)
+    found = [Way("", ids, config)]
     if flags.thought:
-        given, ids = edits(flags.thought, engine, tokenizer, config), found[0].ids
+        given = edits(flags.thought, opened, config)
         scripted = replace(config, hook=Scripted([given] * len(ids)))
         name = " ".join(f"--thought {each}" for each in flags.thought)
         found.append(Way(name, ids, scripted, given))
     if flags.question_first:
         suffix = task.asked("").strip()
-        plain = [Example(prompt, (), "") for _, prompt in texts]
-        moved = [question_first(example, suffix).prompt for example in plain]
-        again = [Prompt(line, prompt) for (line, _), prompt in zip(texts, moved)]
-        found.append(Way("question first", encode(again, *asked), config))
+        moved = [
+            Prompt(line, question_first(Example(prompt, (), ""), suffix).prompt)
+            for line, prompt in texts
+        ]
+        ids = encode(moved, opened, method, config, flags.file)
+        found.append(Way("question first", ids, config))
     return found
 
 
 def edits(
-    asked: Sequence[str], engine: Engine, tokenizer: Tokenizer, config: GenerationConfig
+    asked: Sequence[str], opened: Opened, config: GenerationConfig
 ) -> dict[int, list[int]]:
     """What T is made to say by chunk, from K=TEXT. Raises ValueError naming what cannot be."""
+    engine, tokenizer, *_ = opened
     limit = config.max_thought_tokens or engine.config.max_thought_tokens
     found: dict[int, list[int]] = {}
     for each in asked:
@@ -86,23 +87,22 @@ def edits(
 
 def encode(
     prompts: Sequence[Prompt],
-    engine: Engine,
-    tokenizer: Tokenizer,
+    opened: Opened,
     method: Method,
     config: GenerationConfig,
     file: str | None,
 ) -> list[list[int]]:
     """The ids of all prompts; raises ValueError naming the line of `file` that does not fit."""
-    config.check(engine, [])
+    config.check(opened.engine, [])
     found = []
     for line, text in prompts:
         try:
-            found.append(method.prompt(text, tokenizer))
-            config.check(engine, found[-1:])
+            found.append(method.prompt(text, opened.tokenizer))
+            config.check(opened.engine, found[-1:])
         except ValueError as error:
             place = f"--file {file}, line {line}: " if file else ""
-            told = str(error).replace("prompt 0", "the prompt")
-            raise ValueError(place + told) from error
+            words = str(error).replace("prompt 0", "the prompt")
+            raise ValueError(place + words) from error
     return found
 
 

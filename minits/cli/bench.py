@@ -3,20 +3,21 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.sources import Opened, measured_on, open_model, trained_method, trained_task
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
 from minits.lab.bench_answers import Side, bench_answers
 from minits.lab.bench_train import bench_train
-from minits.lab.provenance import machine, record
+from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
-from minits.supervision import encode_prompt
+from minits.tasks import Task
 from minits.training.recipe import Machine
-from minits.training.scoring import draw_rows, with_room
+from minits.training.scoring import Pairs, draw_rows, with_room
 
 WORDS = "measure speed beside the limits of the machine"
 OPTIONS = ()
@@ -41,72 +42,96 @@ class BenchFlags(Output, Machine, Weights):
 add_arguments = partial(add_flags, config=BenchFlags)
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Measures speed; one line a measurement."""
-    flags = take(given, BenchFlags)
-    part, of_run = flags.part, flags.part in ("drafts", "answers")
-    source = flags.run if of_run else flags.model
-    if not source or (part == "answers" and not flags.against):
-        needed = "--model FOLDER" if not of_run else "--run FOLDER"
-        needed += " --against FOLDER" if part == "answers" else ""
-        raise ValueError(f"bench {part} needs {needed}: the weights to measure.")
-    if part == "train" and (flags.plain or flags.chunk_size):
-        raise ValueError(
-            "bench train takes neither --plain nor --chunk-size: it measures the tasks' recipes."
-        )
-    idle = {"run": not of_run, "model": of_run, "compile": part != "train"}
-    idle |= {name: part != "answers" for name in ("against", "samples")}
-    idle |= {"figure": part != "cost", "chunk_size": part == "cost"}
-    for name in idle:
-        if idle[name] and getattr(flags, name):
+OF_RUN = ("drafts", "answers")  # what is measured on a trained run
+# The parts in which a flag does something, of those that do nothing in others.
+USED_IN = {
+    "run": OF_RUN,
+    "model": set(PARTS).difference(OF_RUN),
+    "compile": ("train",),
+    "against": ("answers",),
+    "samples": ("answers",),
+    "figure": ("cost",),
+    "chunk_size": set(PARTS).difference({"train", "cost"}),
+    "plain": set(PARTS).difference({"train"}),
+}
+
+
+def check_flags(flags: BenchFlags) -> None:
+    """Raises ValueError or FileNotFoundError where flags do not go with the part."""
+    part = flags.part
+    needed = ("run",) if part in OF_RUN else ("model",)
+    needed += ("against",) if part == "answers" else ()
+    if not all(getattr(flags, name) for name in needed):
+        words = " ".join(f"{flag(name)} FOLDER" for name in needed)
+        raise ValueError(f"bench {part} needs {words}: the weights to measure.")
+    for name, parts in USED_IN.items():
+        if part not in parts and getattr(flags, name):
             raise ValueError(f"{flag(name)} does nothing in bench {part}; leave it out.")
     if flags.figure:
         check_new_file(flags.figure, name="--figure")
         figures.pyplot()
-    opened = open_model(flags)
-    engine, _, about, folder = opened
-    device, kind = str(engine.device), engine.backbone.lm_head.weight.dtype
-    how = {"dtype": str(kind).removeprefix("torch.")}
+
+
+def check_weights(flags: BenchFlags, opened: Opened) -> None:
+    """Raises ValueError for weights that the part cannot measure."""
+    engine, about, part = opened.engine, opened.about, flags.part
     words = engine.backbone.config.vocab_size
-    if not (of_run or part == "train") and words < 1000:
+    if part not in (*OF_RUN, "train") and words < 1000:
         raise ValueError(
-            f"bench {part} --model {source}: its made-up texts need a vocabulary of 1000 ids, this "
-            f"one has {words}. Name real weights; bench drafts --run measures a small run."
+            f"bench {part} --model {flags.model}: its made-up texts need a vocabulary of 1000 ids, "
+            f"this one has {words}. Name real weights; bench drafts --run measures a small run."
         )
-    if of_run and not (about and engine.thinks):
+    if part in OF_RUN and not (about and engine.thinks):
         raise ValueError(
-            f"bench {part} --run {source}: it measures reading with a model's own thoughts, and "
+            f"bench {part} --run {flags.run}: it measures reading with a model's own thoughts, and "
             f"this one was not trained to think (method: {about.get('method')}). Name a run of the "
             "method thinking."
         )
-    note(f"{source} in {how['dtype']} on {machine(device)}")
+
+
+def run(given: Given) -> tuple[Record, int]:
+    """Measures speed; one line a measurement."""
+    flags = take(given, BenchFlags)
+    check_flags(flags)
+    opened = engine, _, _, folder = open_model(flags)
+    check_weights(flags, opened)
+    part, device = flags.part, str(engine.device)
+    dtype = str(engine.backbone.lm_head.weight.dtype).removeprefix("torch.")
+    how = {"dtype": dtype}
+    note(f"{flags.run or flags.model} in {dtype} on {machine(device)}")
     if part == "train":
-        del engine  # training loads its own
-        lines = bench_train(str(folder), device, how["dtype"], flags.compile, flags.repeats)
-        return told(lines, how, device)
-    how |= measured_on(opened) if of_run else {}
+        del opened, engine  # training loads its own
+        lines = bench_train(str(folder), device, dtype, flags.compile, flags.repeats)
+        return measured(lines, how, device)
+    if part in OF_RUN:
+        how |= measured_on(opened)
+        task = trained_task(folder, opened.about)
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
-        lines = bench_drafts(engine, some_prompts(opened), flags.repeats)
+        prompts = prompts_of(questions(opened, task, 16))
+        lines = bench_drafts(engine, prompts, flags.repeats)
     elif part == "answers":
-        lines = answers(flags, opened)
+        lines = answers(flags, opened, task)
     elif part == "cost":
-        lines = bench_cost.bench_cost(folder, engine, how["dtype"], flags.plain, flags.repeats)
+        lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
-    found, status = told(lines, how, device)
+    found, status = measured(lines, how, device)
     if part == "cost":
         show_cost(found["lines"], flags.figure)
     return found, status
 
 
-def some_prompts(opened: Opened) -> list[list[int]]:
-    """At most 16 prompts of a run's last split, as ids."""
-    task = trained_task(opened.folder, opened.about)
-    split = task.splits[-1]
-    few = min(task.size(split) or 16, 16)
-    prompts = [task.example(split, i, seed=7).prompt for i in range(few)]
-    return [encode_prompt(opened.tokenizer, prompt) for prompt in prompts]
+def questions(opened: Opened, task: Task, n: int) -> Pairs:
+    """At most n rows of a task's last split, as the method of the weights encodes them."""
+    engine, tokenizer, about, folder = opened
+    method = trained_method(folder, about)
+    return draw_rows(task, method, task.splits[-1], tokenizer, engine.config, seed=7, n=n)
+
+
+def prompts_of(rows: Pairs) -> list[list[int]]:
+    """Their ids, without the answers."""
+    return [row.ids[: row.prompt_length] for _, row in rows]
 
 
 def show_cost(lines: list[Line], figure: str | None) -> None:
@@ -114,28 +139,24 @@ def show_cost(lines: list[Line], figure: str | None) -> None:
     table = bench_cost.table(lines)
     print(table, flush=True)
     if figure and table:
-        figures.cost(lines, figure)
+        figures.cost(lines, Path(figure))
 
 
-def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
-    """The two runs on the same questions, those of the thinking one's last split."""
-    task = trained_task(thinking.folder, thinking.about)
-    split, wanted = task.splits[-1], flags.samples or 200
+def answers(flags: BenchFlags, thinking: Opened, task: Task) -> Iterable[Line]:
+    """Both runs on the same questions."""
     sides = []
     other = open_model(replace(flags, run=flags.against))
     for run, opened in ((flags.run, thinking), (flags.against, other)):
+        rows = questions(opened, task, flags.samples or 200)
+        config = with_room(opened.engine, rows, GenerationConfig())
         method = trained_method(opened.folder, opened.about)
-        config = opened.engine.config
-        rows = draw_rows(task, method, split, opened.tokenizer, config, seed=7, n=wanted)
-        prompts = [row.ids[: row.prompt_length] for _, row in rows]
-        how = with_room(opened.engine, rows, GenerationConfig())
-        sides.append(Side(run, opened.engine, method, prompts, how))
+        sides.append(Side(run, opened.engine, method, prompts_of(rows), config))
     return bench_answers(*sides, flags.repeats)
 
 
-def told(
-    lines: Iterable[Line], how: dict[str, Any], device: str
-) -> tuple[dict[str, Any], int]:
+def measured(
+    lines: Iterable[Line], how: Record, device: str
+) -> tuple[Record, int]:
     """Prints measurements as they come, and returns their record and the exit status.
 
     how: what they were made with. Ctrl-C ends the measuring: the record is that of the lines

@@ -6,15 +6,15 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from minits.checkpoint.download import checkpoint_of, resolve
 from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
-from minits.cli.flags import Output, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
 from minits.cli.sources import open_model, trained_method, trained_task
+from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(options, Thinking, omit=("thought_warmup",))
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Shows one example as the model sees it, and statistics of the supervision."""
     flags = take(given, DataFlags)
     check_out(flags)
@@ -98,48 +98,51 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         raise ValueError(f"--split {split}: {task.name} has {', '.join(task.splits)}.")
     counts = {}
     if flags.teacher_url:
-        task, counts = taught(task, split, flags)
+        task, counts = placed_by_teacher(task, split, flags)
     size = task.size(split) or sys.maxsize
     if flags.index >= size:
         raise ValueError(f"--index {flags.index}: there are {size} examples, from 0 on.")
     if flags.out and not counts:
         write_rows(task, split, flags)
+
+    def encode(example: Example, index: int) -> Row:
+        return method.encode(example, tokenizer, config, example.name or f"example {index}")
+
     example = task.sized(flags.ops).example(split, flags.index, flags.seed)
-    row = method.encode(example, tokenizer, config, example.name or f"example {flags.index}")
+    row = encode(example, flags.index)
     show(example, row, tokenizer, c)
-    numbers = range(min(flags.samples, size))
-    many = [task.example(split, i, flags.seed) for i in numbers]
-    rows = [
-        method.encode(each, tokenizer, config, each.name or f"example {i}")
-        for i, each in zip(numbers, many)
-    ]
-    figures = statistics(rows)
+    many = [task.example(split, i, flags.seed) for i in range(min(flags.samples, size))]
+    rows = [encode(each, i) for i, each in enumerate(many)]
     marks = [is_late(*pair, tokenizer, c) for pair in zip(many, rows)]
-    figures |= {"late_share": late_share(marks)}
+    figures = statistics(rows) | {"late_share": late_share(marks)}
+    print(f"{task.title(split)}, {in_words(figures)}", flush=True)
+    coverage = task.coverage(split, len(many))
+    if coverage:
+        shares = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in coverage.items())
+        print(", ".join(shares), flush=True)
+    for line in describe_sources(task):
+        note(line)
+    figures |= {"coverage": coverage} | ({"teacher": counts} if counts else {})
+    figures |= {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}
+    files = task.sources()
+    return figures | ({"data_files": files} if files else {}), 0
+
+
+def in_words(figures: Record) -> str:
+    """The statistics of the supervision."""
     late, shared = figures["late_share"], figures["sharing"]
-    print(
-        f"{task.title(split)}, {figures['samples']} examples: {figures['tokens_mean']:.0f} tokens "
+    return (
+        f"{figures['samples']} examples: {figures['tokens_mean']:.0f} tokens "
         f"and {figures['chunks_mean']:.1f} complete chunks a row, "
         f"{figures['nontrivial_share']:.1%} of thoughts non-trivial, the longest of "
         f"{figures['thought_tokens_max']} tokens; "
         f"{'' if shared is None else f'{shared:.1%} of steps share a chunk with another; '}"
         f"{'' if late is None else f'late thoughts in {late:.1%} of rows; '}"
-        f"{figures['steps_without_target']} steps without a target",
-        flush=True,
+        f"{figures['steps_without_target']} steps without a target"
     )
-    coverage = task.coverage(split, len(many))
-    if coverage:
-        shares = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in coverage.items())
-        print(", ".join(shares), flush=True)
-    figures |= {"coverage": coverage} | ({"teacher": counts} if counts else {})
-    figures |= {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}
-    files = task.sources()
-    for line in describe_sources(task):
-        note(line)
-    return figures | ({"data_files": files} if files else {}), 0
 
 
-def knowledge(task: Task, flags: DataFlags) -> dict[str, Any]:
+def knowledge(task: Task, flags: DataFlags) -> Record:
     """Writes to --out what --model knows of all files. Raises ValueError for another task."""
     if not isinstance(task, TwoHop):
         raise ValueError(f"--ask-model: {task.name} has no two hops to ask; leave it out.")
@@ -181,7 +184,7 @@ def write_rows(task: Task, split: str, flags: DataFlags) -> None:
     note(f"{len(lines)} rows of {task.title(split)}: {flags.out}")
 
 
-def taught(task: Task, split: str, flags: DataFlags) -> tuple[Task, dict[str, int]]:
+def placed_by_teacher(task: Task, split: str, flags: DataFlags) -> tuple[Task, dict[str, int]]:
     """(the task with a split's steps placed by a teacher, how many problems went which way).
 
     Raises ValueError if the task has no problems, or if none was accepted; else as
@@ -204,7 +207,7 @@ def taught(task: Task, split: str, flags: DataFlags) -> tuple[Task, dict[str, in
 
 
 def described(
-    flags: DataFlags, given: dict[str, Any]
+    flags: DataFlags, given: Given
 ) -> tuple[Task, Thinking, Tokenizer, ThinkingConfig]:
     """What the supervision hangs on: as in the training of --model, where no flag says otherwise.
 
@@ -252,7 +255,7 @@ def show(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> None:
     )
 
 
-def statistics(rows: list[Row]) -> dict[str, Any]:
+def statistics(rows: list[Row]) -> Record:
     """What the supervision of `rows` is like."""
     thoughts = [thought for row in rows for thought in row.thoughts]
     steps = sum(len(row.ends) for row in rows)

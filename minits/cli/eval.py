@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minits.checkpoint.files import write_text
-from minits.cli.flags import Output, add_flags, check_new_file, note, take
-from minits.cli.page import MOST_ROWS, Card, head, page
+from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
+from minits.cli.page import MOST_ROWS, head, page
+from minits.cli.show import Card
 from minits.cli.sources import (
     Opened,
     describe_model,
@@ -21,12 +22,12 @@ from minits.cli.sources import (
 )
 from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
 from minits.lab.interventions import STATES
-from minits.lab.provenance import record
+from minits.lab.provenance import Record, record
 from minits.methods import Method
 from minits.prefill import Intervention
 from minits.settings import setting
 from minits.supervision import Row
-from minits.tasks import check_options, make_task, options_of
+from minits.tasks import Task, check_options, make_task, options_of
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
@@ -34,8 +35,6 @@ from minits.training.scoring import Pairs, describe, draw_rows, predict, summari
 
 WORDS = "evaluate a trained run on a task"
 OPTIONS = ("task",)
-
-
 OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
 
 
@@ -69,16 +68,21 @@ class EvalFlags(Output, Machine):
     )
 
 
-def became(lines: list[dict[str, Any]], second: list[dict[str, Any]]) -> dict[str, Any]:
+def became(lines: Sequence[Record], second: Sequence[Record]) -> Record:
     """How the rows of a first evaluation fared in a second one."""
-    pairs = [(line["correct"], other["correct"]) for line, other in zip(lines, second)]
-    rows = {right: [now for before, now in pairs if before is right] for right in (False, True)}
-    found = {"accuracy": fmean(now for _, now in pairs), "rows_wrong_before": len(rows[False])}
-    found |= {"of_them_right": fmean(rows[False]) if rows[False] else None}
-    return found | {"of_the_others_right": fmean(rows[True]) if rows[True] else None}
+    wrong, right = (
+        [other["correct"] for line, other in zip(lines, second) if line["correct"] is before]
+        for before in (False, True)
+    )
+    return {
+        "accuracy": fmean(wrong + right),
+        "rows_wrong_before": len(wrong),
+        "of_them_right": fmean(wrong) if wrong else None,
+        "of_the_others_right": fmean(right) if right else None,
+    }
 
 
-def describe_probe(probe: dict[str, Any]) -> str:
+def describe_probe(probe: Record) -> str:
     """The figures of the probe in words."""
     lines = [f"question first: accuracy {probe['accuracy']:.2%}"]
     if probe["of_them_right"] is not None:
@@ -97,11 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Intervention]:
     """What --states asks for. Raises ValueError where it cannot be."""
-    gold, shuffled = flags.states == "gold", flags.states == "shuffled"
+    gold = flags.states == "gold"
     if flags.states != "normal" and not (method.thinks if gold else method.has_states):
         what = "thoughts" if gold else "states"
         raise ValueError(f"--states {flags.states}: {method.name} has no {what}; leave it out.")
-    if shuffled and flags.prefill != "sequential":
+    if flags.states == "shuffled" and flags.prefill != "sequential":
         raise ValueError("--states shuffled needs --prefill sequential: drafts are no thoughts.")
     if gold and flags.question_first:
         raise ValueError(
@@ -111,12 +115,13 @@ def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Inter
     return STATES[flags.states]
 
 
-def wrong_and_right(lines: list[dict[str, Any]]) -> list[int]:
+def wrong_and_right(lines: Sequence[Record]) -> list[int]:
     """All rows, a wrong one and a right one in turn as long as there are both."""
-    found = {right: [] for right in (False, True)}
-    for line in lines:
-        found[line["correct"]].append(line["index"])
-    return [i for pair in zip_longest(*found.values()) for i in pair if i is not None]
+    wrong, right = (
+        [line["index"] for line in lines if line["correct"] is correct]
+        for correct in (False, True)
+    )
+    return [i for pair in zip_longest(wrong, right) for i in pair if i is not None]
 
 
 class Pass(NamedTuple):
@@ -124,35 +129,38 @@ class Pass(NamedTuple):
 
     title: str  # what stands before a row's name
     rows: Pairs
-    lines: list[dict[str, Any]]
+    lines: list[Record]
     results: dict[int, GenerationResult]
 
-
-def cards(
-    opened: Opened, passes: Sequence[Pass], config: GenerationConfig
-) -> list[list[Card]]:
-    """What a page shows: rows, wrong and right in turn, each of them in all passes."""
-    return [
-        [
-            Card(
-                title=each.title + (example.name or f"row {i}"),
-                prompt=row.ids[: row.prompt_length],
-                result=with_texts(each.results[i], opened.tokenizer),
-                tokenizer=opened.tokenizer,
-                chunk_size=opened.engine.config.chunk_size,
-                config=config,
-                right=each.lines[i]["correct"],
-                expected=example.answer,
-                golds=row.thoughts if example.steps else (),
-            )
-            for each in passes
-            for example, row in [each.rows[i]]
-        ]
-        for i in wrong_and_right(passes[0].lines)[:MOST_ROWS]
-    ]
+    def card(self, i: int, opened: Opened, config: GenerationConfig) -> Card:
+        """Row i on a page."""
+        example, row = self.rows[i]
+        return Card(
+            title=self.title + (example.name or f"row {i}"),
+            prompt=row.ids[: row.prompt_length],
+            result=with_texts(self.results[i], opened.tokenizer),
+            tokenizer=opened.tokenizer,
+            chunk_size=opened.engine.config.chunk_size,
+            config=config,
+            right=self.lines[i]["correct"],
+            expected=example.answer,
+            golds=row.thoughts if example.steps else (),
+        )
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def evaluated(flags: EvalFlags, given: Given, opened: Opened) -> tuple[Task, str]:
+    """(task, split) to evaluate. Raises ValueError for options that do not fit it."""
+    trained = trained_task(opened.folder, opened.about, flags.task)
+    check_options(trained.name, given)
+    task, split = trained.evaluated(given)
+    make_task(task.name, **options_of(task))  # names a value that cannot be
+    check_overlap(task)
+    if flags.question_first and not isinstance(task, Rows):
+        raise ValueError(f"--question-first: {task.name} has no questions; leave it out.")
+    return task, split
+
+
+def run(given: Given) -> tuple[Record, int]:
     """Free-running accuracy of a run on fresh examples."""
     asked = dict(given)
     flags = take(given, EvalFlags)
@@ -163,13 +171,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     check_new_file(flags.out)
     check_new_file(flags.html, name="--html")
     opened = engine, tokenizer, about, folder = open_model(flags)
-    trained = trained_task(folder, about, flags.task)
-    check_options(trained.name, given)
-    task, split = trained.evaluated(given)
-    make_task(task.name, **options_of(task))  # names a value that cannot be
-    check_overlap(task)
-    if flags.question_first and not isinstance(task, Rows):
-        raise ValueError(f"--question-first: {task.name} has no questions; leave it out.")
+    task, split = evaluated(flags, given, opened)
     method = trained_method(folder, about)
     if flags.prompt_thoughts and not method.thinks:
         raise ValueError(f"--prompt-thoughts: {method.name} does not think; leave it out.")
@@ -182,29 +184,33 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     if about.get("task") not in (None, task.name):
         note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
 
-    def evaluate(title: str, rows: Pairs, predictions: str | None = None) -> Pass:
-        found, how = {}, {"batch_size": flags.batch_size, "hook": hook}
-        how |= {"predictions": predictions and Path(predictions), "found": found}
-        lines = predict(engine, tokenizer, task, method, rows, config, **how)
+    def evaluate(title: str, rows: Pairs, predictions: Path | None = None) -> Pass:
+        found: dict[int, GenerationResult] = {}
+        how = {"batch_size": flags.batch_size, "hook": hook, "predictions": predictions}
+        lines = predict(engine, tokenizer, task, method, rows, config, found=found, **how)
         return Pass(title, rows, lines, found)
 
-    passes = [evaluate("", rows, flags.out)]
+    passes = [evaluate("", rows, flags.out and Path(flags.out))]
     report = summarise(passes[0].lines, task)
     print(describe(report), flush=True)
-    files = task.sources()
-    figures = measured_on(opened) | report.record() | ({"data_files": files} if files else {})
-    figures |= {"states": flags.states} if flags.states != "normal" else {}
-    figures |= {"prompt_thoughts": True} if flags.prompt_thoughts else {}
+    figures = measured_on(opened) | report.record()
+    if files := task.sources():
+        figures["data_files"] = files
+    if flags.states != "normal":
+        figures["states"] = flags.states
+    if flags.prompt_thoughts:
+        figures["prompt_thoughts"] = True
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]
         passes.append(evaluate("question first: ", again))
         probe = became(*(each.lines for each in passes))
         print(describe_probe(probe), flush=True)
-        figures |= {"question_first": probe}
+        figures["question_first"] = probe
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
         top |= {"result": describe(report).splitlines()[0]}
-        shown = page(top, cards(opened, passes, config), len(rows))
-        write_text(Path(flags.html), shown)
+        shown = wrong_and_right(passes[0].lines)[:MOST_ROWS]
+        cards = [[each.card(i, opened, config) for each in passes] for i in shown]
+        write_text(Path(flags.html), page(top, cards, len(rows)))
     return record(figures, device=str(engine.device), seed=seed), 0

@@ -28,6 +28,9 @@ IDLE = (
 )
 
 
+Given = dict[str, Any]  # the flags that were given, by the names of their settings
+
+
 def note(text: str) -> None:
     """A line for the person at the terminal that is not part of the result."""
     print(text, file=sys.stderr, flush=True)
@@ -48,7 +51,7 @@ def check_new_file(out: str | None, grows: bool = False, name: str = "--out") ->
 
 @dataclass(frozen=True)
 class Output:
-    """How a command tells its result."""
+    """How a command gives its result."""
 
     json: bool = setting(False, "make the last line of stdout one JSON object", free=True)
 
@@ -117,7 +120,7 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
         add_flags(group, owner, {each.name for each in fields(owner)}.difference(theirs))
 
 
-def take(given: dict[str, Any], config: type) -> Any:
+def take(given: Given, config: type) -> Any:
     """The settings of `config` among the flags that were given, which are taken out of them.
 
     Raises ValueError for a value that cannot be, or for a flag that would do nothing.

@@ -5,14 +5,13 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from minits.checkpoint.files import write_text
-from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli.asked import Prompt, Way, read_prompts, ways_of
-from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
-from minits.cli.page import MOST_ROWS, Card, head, page
-from minits.cli.show import InlineText, chunk_table, counters
+from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.page import MOST_ROWS, head, page
+from minits.cli.show import Card, InlineText, chunk_table, counters
 from minits.cli.sources import (
     Opened,
     describe_model,
@@ -22,11 +21,11 @@ from minits.cli.sources import (
     trained_task,
 )
 from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
+from minits.lab.provenance import Record
 from minits.methods import Method
 from minits.settings import flag, setting
 from minits.supervision import Example
 from minits.tasks import Task
-from minits.thinking import Engine
 from minits.training.recipe import Machine
 
 WORDS = "answer prompts and show every thought where it arose"
@@ -78,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 # What does nothing where nothing is thought.
 OF_THOUGHTS = ("thought", "draft", "lookahead", "chunk_size", "inject_after", "extract_after")
-# What --json says of a result.
-TOLD = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()
+# What --json prints of a result.
+JSON_KEYS = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()
 
 
 class Answer(NamedTuple):
@@ -91,21 +90,21 @@ class Answer(NamedTuple):
     batch: int  # prompts in it
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Answers prompts and shows the thoughts."""
     if "window" in given:
         if "lookahead" in given:
             raise ValueError("--window is the old name of --lookahead; give one of them.")
         note("--window is called --lookahead now; this name will go.")
         given["lookahead"] = given.pop("window")
-    told = dict(given)
+    asked = dict(given)
     flags, config = take(given, InferFlags), take(given, GenerationConfig)
     if flags.run and flags.model:
         raise ValueError("--run and --model were both given; name one of them.")
     check_new_file(flags.html, name="--html")
     prompts, example = read_prompts(flags), None
     opened = engine, tokenizer, about, folder = open_model(flags)
-    config = replace(config, think=decide(flags, opened, told))
+    config = replace(config, think=decide(flags, opened, asked))
     task = trained_task(folder, about)
     if prompts is None:
         example = task.demo()
@@ -113,7 +112,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
     else:
         texts = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
     method = trained_method(folder, about)
-    ways = ways_of(flags, texts, engine, tokenizer, task, method, config)
+    ways = ways_of(flags, texts, opened, task, method, config)
     plain = "" if config.think else "; plain decoding, no thoughts"
     note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
     say_limit(about, config.max_thought_tokens if config.think else None)
@@ -125,7 +124,7 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         note("no prompt given: a built-in example")
     cards = answer_all(opened, task, method, prompts, ways, flags, example)
     if flags.html:
-        top = head(opened, flags, told, "none: decoding is greedy")
+        top = head(opened, flags, asked, "none: decoding is greedy")
         write_text(Path(flags.html), page(top, cards, len(prompts)))
     return {}, 0
 
@@ -158,119 +157,107 @@ def answer_all(
     flags: InferFlags,
     example: Example | None,  # that the prompt is taken from, where its right answer is known
 ) -> list[list[Card]]:
-    """Answers the prompts in all ways and tells what came of them; the first ones' cards."""
-    engine, tokenizer, c = *opened[:2], opened.engine.config.chunk_size
-    expected, golds, rows = None, (), []
-    if example:
-        expected = example.answer
-        golds = method.encode(example, tokenizer, engine.config).thoughts
-    answers = [
-        answer_in_order(engine, tokenizer, method, way.ids, way.config, flags) for way in ways
-    ]
+    """Answers the prompts in all ways and prints what came of them; the first ones' cards."""
+    engine, tokenizer, *_ = opened
+    golds = method.encode(example, tokenizer, engine.config).thoughts if example else ()
+    answers = [answer_in_order(opened, method, way, flags) for way in ways]
+    rows = []
     for number, prompt in enumerate(prompts):
-        place, cards = f"line {prompt.line}" if prompt.line else "prompt", []
-        for way, each in zip(ways, answers):
+        place = f"line {prompt.line}" if prompt.line else "prompt"
+        cards = []
+        for way, coming in zip(ways, answers):
             if way.name and not flags.json:
                 print(f"{way.name}:")
-            found, ids = next(each), way.ids[number]
-            count = len(found.result.thought_ids)
-            if beyond := [k for k in way.given if k >= count]:
-                raise ValueError(
-                    f"--thought {beyond[0]}=…: in the {place} and its answer {count} chunks have "
-                    "a thought, counted from 0; name one of them."
-                )
+            found, ids = next(coming), way.ids[number]
+            check_given(way.given, len(found.result.thought_ids), place)
+            card = Card(
+                title=f"{place}, {way.name}" if way.name else place,
+                prompt=ids,
+                result=found.result,
+                tokenizer=tokenizer,
+                chunk_size=engine.config.chunk_size,
+                config=way.config,
+                right=task.score(found.result.text, example)["right"] if example else None,
+                expected=example.answer if example else None,
+                golds=golds if ids == ways[0].ids[number] else (),
+                given=way.given,
+            )
+            cards.append(card)
             if flags.json:
-                told = {name: getattr(found.result, name) for name in TOLD}
-                told |= {"way": way.name} if len(ways) > 1 else {}
-                line = prompt._asdict() | told | {"seconds": found.seconds, "batch": found.batch}
+                name = {"way": way.name} if len(ways) > 1 else {}
+                line = prompt._asdict() | {key: getattr(found.result, key) for key in JSON_KEYS}
+                line |= name | {"seconds": found.seconds, "batch": found.batch}
                 print(json.dumps(line), flush=True)
             else:
-                table = chunk_table(engine, tokenizer, ids, found.result) if flags.table else None
-                show(found, ids, c, table, expected)
-            cards.append(
-                Card(
-                    title=f"{place}, {way.name}" if way.name else place,
-                    prompt=ids,
-                    result=found.result,
-                    tokenizer=tokenizer,
-                    chunk_size=c,
-                    config=way.config,
-                    right=task.score(found.result.text, example)["right"] if example else None,
-                    expected=expected,
-                    golds=golds if ids == ways[0].ids[number] else (),
-                    given=way.given,
-                )
-            )
+                show(found, card, chunk_table(engine, card) if flags.table else None)
         rows += [cards] if len(rows) < MOST_ROWS else []
     return rows
 
 
+def check_given(given: Collection[int], count: int, place: str) -> None:
+    """Raises ValueError where a thought was given after a chunk that has none."""
+    if beyond := [k for k in given if k >= count]:
+        raise ValueError(
+            f"--thought {beyond[0]}=…: in the {place} and its answer {count} chunks have "
+            "a thought, counted from 0; name one of them."
+        )
+
+
 def answer_in_order(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    method: Method,
-    prompts: Sequence[list[int]],
-    config: GenerationConfig,
-    flags: InferFlags,
+    opened: Opened, method: Method, way: Way, flags: InferFlags
 ) -> Iterator[Answer]:
     """Answers in the order of the prompts, each as soon as those before it are there.
 
     The prompts of a batch are alike in length, as far as a few batches allow.
     """
     size = 1 if flags.stream else flags.batch_size or 16
-    for start in range(0, len(prompts), 4 * size):
-        near = range(start, min(start + 4 * size, len(prompts)))
-        rows = sorted(near, key=lambda row: len(prompts[row]))
+    for start in range(0, len(way.ids), 4 * size):
+        near = range(start, min(start + 4 * size, len(way.ids)))
+        rows = sorted(near, key=lambda row: len(way.ids[row]))
         found: dict[int, Answer] = {}
         for first in range(0, len(rows), size):
             chosen = rows[first : first + size]
-            batch = [prompts[row] for row in chosen]
-            found |= zip(chosen, answer_batch(engine, tokenizer, method, batch, config, flags))
+            batch = [way.ids[row] for row in chosen]
+            found |= zip(chosen, answer_batch(opened, method, batch, way.config, flags))
             while start in found:
                 yield found.pop(start)
                 start += 1
 
 
 def answer_batch(
-    engine: Engine,
-    tokenizer: Tokenizer,
+    opened: Opened,
     method: Method,
     prompts: Sequence[list[int]],
     config: GenerationConfig,
     flags: InferFlags,
 ) -> list[Answer]:
     """Answers prompts together; nothing is read on once all of them have ended."""
+    engine, tokenizer, *_ = opened
     started, c = time.perf_counter(), engine.config.chunk_size
     how = {"thinks": config.think, "at_once": flags.stream, "stops": flags.stop or ()}
     rows = [InlineText(tokenizer, ids, c, **how) for ids in prompts]
     reading = method.read(engine, prompts, config)
     for number, event in decode(engine, reading, config):
-        rows[number].tell(event)
+        rows[number].take(event)
         if all(row.ended for row in rows):
             break
     reading.thoughts = [row.thoughts for row in rows]  # none from after a stop
-    said = results(engine, prompts, config, reading, [row.ids for row in rows])
-    seconds, found = time.perf_counter() - started, []
-    for row, one in zip(rows, said):
-        one = with_texts(one, tokenizer)
+    found = results(engine, prompts, config, reading, [row.ids for row in rows])
+    seconds, answers = time.perf_counter() - started, []
+    for row, result in zip(rows, found):
+        result = with_texts(result, tokenizer)
         if row.stopped:
-            one = replace(one, text=row.said, stop_reason="stop")
-        found.append(Answer(one, row, seconds, len(rows)))
-    return found
+            result = replace(result, text=row.said, stop_reason="stop")
+        answers.append(Answer(result, row, seconds, len(rows)))
+    return answers
 
 
-def show(
-    found: Answer,
-    prompt: Sequence[int],
-    chunk_size: int,
-    table: str | None,
-    expected: str | None,  # the right answer, where it is known
-) -> None:
-    """Prints what was thought and said."""
+def show(found: Answer, card: Card, table: str | None) -> None:
+    """Prints what was thought and answered."""
     found.inline.end()
     if table is not None:
         print(table)
-    right = f"   (expected: {expected})" if expected is not None else ""
-    print(f"answer: {found.result.text.strip()}{right}")
+    expected = "" if card.expected is None else f"   (expected: {card.expected})"
+    print(f"answer: {found.result.text.strip()}{expected}")
     together = f" for {found.batch} prompts together" if found.batch > 1 else ""
-    print(counters(found.result, prompt, chunk_size, found.seconds) + together, flush=True)
+    print(f"{counters(card, found.seconds)}{together}", flush=True)

@@ -4,20 +4,15 @@
 
 It holds no date and no path of this machine, so the same answers give the same bytes.
 """
-import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from minits.checkpoint.tiny import ASSETS
-from minits.checkpoint.tokenizer import Tokenizer
-from minits.cli.show import counters
+from minits.cli.show import Card, counters
 from minits.cli.sources import Opened, describe_model
-from minits.generation import GenerationConfig, GenerationResult
 from minits.lab.provenance import revision
 from minits.prefill import Speculation, next_lookahead
 from minits.settings import flag
@@ -33,17 +28,18 @@ class Markup(str):
 
 def tag(name: str, *parts: str, **attributes: object) -> Markup:
     """An element; class_ stands for the attribute class."""
-    told = [f' {key.rstrip("_")}="{escape(str(value))}"' for key, value in attributes.items()]
+    own = [f' {key.rstrip("_")}="{escape(str(value))}"' for key, value in attributes.items()]
     inner = "".join(part if isinstance(part, Markup) else shown(part) for part in parts)
     end = "\n" if name in ("section", "li") else ""
-    return Markup(f"<{name}{''.join(told)}>{inner}</{name}>{end}")
+    return Markup(f"<{name}{''.join(own)}>{inner}</{name}>{end}")
 
 
 def shown(text: str) -> Markup:
     """Any text as HTML; what cannot be seen, or turns the writing round, is spelled out."""
-    seen = [c.isprintable() or c in JOINERS for c in text]
-    spelled = [f"<code>{escape(repr(c)[1:-1])}</code>" for c in text]
-    return Markup("".join(escape(c) if ok else s for c, ok, s in zip(text, seen, spelled)))
+    return Markup("".join(
+        escape(c) if c.isprintable() or c in JOINERS else f"<code>{escape(repr(c)[1:-1])}</code>"
+        for c in text
+    ))
 
 
 def token(text: str, answer: bool) -> Markup:
@@ -51,49 +47,6 @@ def token(text: str, answer: bool) -> Markup:
     parts = Markup("<i> </i>".join(map(shown, text.split(" "))))
     kinds = ["a"] * answer + ["long"] * (len(text) > 20)  # the others have one line
     return tag("u", parts, **({"class_": " ".join(kinds)} if kinds else {}))
-
-
-@dataclass(frozen=True)
-class Card:
-    """One prompt, and what came of it."""
-
-    title: str
-    prompt: Sequence[int]
-    result: GenerationResult  # with its texts
-    tokenizer: Tokenizer = field(repr=False)
-    chunk_size: int
-    config: GenerationConfig
-    right: bool | None = None  # None: nobody knows
-    expected: str | None = None
-    golds: Sequence[Sequence[int]] = ()  # thoughts by chunk, where they are known
-    given: Mapping[int, Sequence[int]] = field(default_factory=dict)  # what T was made to say
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """The text that became certain with each token of prompt and answer."""
-        found = []
-        for ids in (self.prompt, self.result.ids):
-            decoder = self.tokenizer.decoder()
-            found += map(decoder.put, ids)
-            found[-1] += decoder.end()
-        return found
-
-    @cached_property
-    def first_wrong(self) -> int | None:
-        """The first chunk whose thought is not the gold one."""
-        said = self.result.thought_ids
-        wrong = (k for k, gold in enumerate(self.golds) if said[k : k + 1] != [[*gold]])
-        return next(wrong, None)
-
-    def inline(self) -> str:
-        """Prompt and answer with the thoughts in place, as `infer` prints them."""
-        pieces, c = self.texts.copy(), self.chunk_size
-        for k, (ids, text) in enumerate(zip(self.result.thought_ids, self.result.thoughts)):
-            if len(ids) > 1:
-                told = json.dumps(text, ensure_ascii=False)[1:-1]
-                pieces[(k + 1) * c - 1] += f" [T:{told}]"
-        pieces[len(self.prompt) - 1] += "  ->"
-        return "".join(pieces)
 
 
 class Lane(NamedTuple):
@@ -106,14 +59,15 @@ class Lane(NamedTuple):
 
 def lanes(card: Card) -> list[Lane]:
     """The rounds of the prefill, replayed from what each of them accepted."""
-    result, config, K = card.result, card.config, sum(card.result.accepted)
+    result, config = card.result, card.config
+    K = sum(result.accepted)
     ahead = 1 if config.prefill == "sequential" else config.lookahead or K
     row, found = Speculation(K, ahead, []), []
     for right in result.accepted:
         found.append(Lane(row.t, right, row.width))
         if config.lookahead is not None:
-            said = [Thought(ids) for ids in result.thought_ids[row.t : row.t + right]]
-            row.lookahead = next_lookahead(row, right, said)
+            thoughts = [Thought(ids) for ids in result.thought_ids[row.t : row.t + right]]
+            row.lookahead = next_lookahead(row, right, thoughts)
         row.t += right
     return found
 
@@ -131,37 +85,39 @@ def bar(label: str, *parts: tuple[str, int, int]) -> Markup:
 def speculation(card: Card) -> Markup:
     """The rounds as lanes, over the one of reading in turn."""
     K, bars = sum(card.result.accepted), []
-    found = lanes(card) if card.config.prefill == "speculative" else []
-    for number, (start, right, width) in enumerate(found, 1):
-        again = width - right
-        words = f"round {number}: {right} accepted" + (f", {again} redone" if again else "")
-        bars.append(bar(words, ("ok", start, right), ("redo", start + right, again)))
+    if card.config.prefill == "speculative":
+        for number, (start, right, width) in enumerate(lanes(card), 1):
+            again = width - right
+            words = f"round {number}: {right} accepted" + (f", {again} redone" if again else "")
+            bars.append(bar(words, ("ok", start, right), ("redo", start + right, again)))
     bars.append(bar(f"in turn: {K} passes", ("turn", 0, K)))
-    summary = tag("summary", counters(card.result, card.prompt, card.chunk_size))
-    drawn = tag("div", *bars, style=f"--k:{K}")
-    return tag("details", summary, drawn, open="")
+    summary = tag("summary", counters(card))
+    return tag("details", summary, tag("div", *bars, style=f"--k:{K}"), open="")
 
 
 def thought(card: Card, k: int) -> Markup:
     """The thought after chunk k, in words right or wrong where that is known."""
-    result, kind, said = card.result, "zero", []
+    result, kind, words = card.result, "zero", []
     if k < len(result.thought_ids):
-        says = len(result.thought_ids[k]) > 1
-        kind = "says" if says else "zero"
-        said.append(bracketed(result.thoughts[k]) if says else "nothing: zero state")
-        said += [", by hand"] if k in card.given else []
-        said += [", cut"] if k in result.cut_thoughts else []
+        if len(result.thought_ids[k]) > 1:
+            kind = "says"
+            words.append(bracketed(result.thoughts[k]))
+        else:
+            words.append("nothing: zero state")
+        words += [", by hand"] if k in card.given else []
+        words += [", cut"] if k in result.cut_thoughts else []
     elif card.config.think:
-        said.append("no thought: not read to its end")
+        words.append("no thought: not read to its end")
     if k < len(card.golds):
-        gold = [*card.golds[k]]
-        right = result.thought_ids[k : k + 1] == [gold]
-        word = "right" if right else "first wrong" if k == card.first_wrong else "wrong"
-        text = card.tokenizer.decode(gold[:-1])
-        said = [tag("strong", word), " ", *said]
-        said += [] if right else ["; gold: ", bracketed(text) if text else "nothing"]
-        kind += " right" if right else " wrong"
-    return tag("p", *said, class_=kind)
+        gold = card.golds[k]
+        if card.right_thought(k):
+            verdict, kind = "right", f"{kind} right"
+        else:
+            verdict, kind = "first wrong" if k == card.first_wrong else "wrong", f"{kind} wrong"
+            text = card.tokenizer.decode(gold[:-1])
+            words += ["; gold: ", bracketed(text) if text else "nothing"]
+        words = [tag("strong", verdict), " ", *words]
+    return tag("p", *words, class_=kind)
 
 
 def bracketed(text: str) -> Markup:
@@ -178,31 +134,31 @@ def chunk(card: Card, k: int) -> Markup:
     return tag("li", tag("b", str(k)), tag("div", text, thought(card, k)))
 
 
-def drawn(card: Card) -> Markup:
+def article(card: Card) -> Markup:
     """All of a card."""
-    verdict = [] if card.right is None else ["right" if card.right else "wrong"]
-    marks = [tag("strong", word, class_=word) for word in verdict]
-    said = [("answer", card.result.text.strip()), ("expected", card.expected)]
-    told = [
-        tag("p", tag("b", word), " ", tag("span", text, dir="auto"))
-        for word, text in said
-        if text is not None
-    ]
+    title = [tag("span", card.title, dir="auto"), " "]
+    if card.right is not None:
+        verdict = "right" if card.right else "wrong"
+        title.append(tag("strong", verdict, class_=verdict))
+    texts = {"answer": card.result.text.strip(), "expected": card.expected}
     chunks = max(-(-len(card.texts) // card.chunk_size), len(card.golds))
-    written = Markup("\n".join(map(shown, card.inline().split("\n"))))
-    text = tag("p", written, class_="text", dir="auto")
+    inline = Markup("\n".join(map(shown, card.inline().split("\n"))))
     return tag(
         "article",
-        tag("h2", tag("span", card.title, dir="auto"), " ", *marks),
-        *told,
+        tag("h2", *title),
+        *(
+            tag("p", tag("b", word), " ", tag("span", text, dir="auto"))
+            for word, text in texts.items()
+            if text is not None
+        ),
         tag("ol", *(chunk(card, k) for k in range(chunks))),
         speculation(card),
-        tag("details", tag("summary", "as text"), text),
+        tag("details", tag("summary", "as text"), tag("p", inline, class_="text", dir="auto")),
     )
 
 
 def flags_of(given: Mapping[str, Any]) -> str:
-    """The flags that were given, but for what only says where and how to tell the result."""
+    """The flags that were given, but for what only says where and how the result is shown."""
     words = []
     for name, value in given.items():
         if name in ("json", "stream", "out", "html", "prompt"):
@@ -225,9 +181,10 @@ def head(opened: Opened, flags: Any, given: Mapping[str, Any], seed: str) -> dic
     name = without_folder(getattr(flags, "model", None) or folder)
     if folder.parent.name == "snapshots":  # of the hub
         name += f" ({folder.name})"
-    base = without_folder(about.get("base_model"))
+    if about:
+        about = about | {"base_model": without_folder(about.get("base_model"))}
     return {
-        "model": f"{name}: {describe_model(about and about | {'base_model': base})}",
+        "model": f"{name}: {describe_model(about)}",
         "revision": revision(),
         "flags": flags_of(given),
         "seed": seed,
@@ -241,16 +198,15 @@ def page(about: Mapping[str, str], rows: Sequence[Sequence[Card]], total: int) -
     """
     sections, size = [], len(HEAD + STYLE) + 2_000
     for cards in rows[:MOST_ROWS]:
-        section = tag("section", *map(drawn, cards))
+        section = tag("section", *map(article, cards))
         size += len(section.encode())
         if sections and size > MOST_BYTES:
             break
         sections.append(section)
-    left = total - len(sections)
-    told = f"{len(sections)} of {total}; {left} left out"
+    count = f"{len(sections)} of {total}; {total - len(sections)} left out"
     head = [
         tag("div", tag("dt", key), tag("dd", text, dir="auto"))
-        for key, text in {**about, "rows": told}.items()
+        for key, text in {**about, "rows": count}.items()
     ]
     body = tag("body", tag("h1", TITLE), tag("dl", *head), tag("p", LEGEND), *sections)
     return f"{HEAD}<style>{STYLE}</style>\n{body}\n"

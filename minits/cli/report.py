@@ -2,17 +2,21 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from minits.checkpoint.files import listing
-from minits.cli.flags import Output, add_flags, note, take
+from minits.checkpoint.files import listing, require, write_text
+from minits.cli.flags import Given, Output, add_flags, note, take
 from minits.lab.figures import draw_all
+from minits.lab.provenance import Record
 from minits.lab.records import read_book
-from minits.lab.tables import PAGES, put_into, tables
+from minits.lab.tables import tables
 from minits.settings import setting
 
 WORDS = "print the tables of results, made of the records of real runs"
 OPTIONS = ()
+# Where the tables stand: each between two lines that name it.
+PACKAGE = Path(__file__).parents[1]
+PAGES = (PACKAGE.parent / "README.md", PACKAGE / "lab" / "RESULTS.md")
+MARK = "<!-- run.py report {}: {} -->"
 OURS = "both"  # what --write alone stands for
 
 
@@ -33,7 +37,7 @@ class ReportFlags(Output):
 add_arguments = partial(add_flags, config=ReportFlags)
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Prints the tables of results, or puts them into a file."""
     flags, book = take(given, ReportFlags), read_book()
     found = tables(book)
@@ -52,3 +56,30 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         names = " and ".join(put_into(path, found))
         note(f"{path}: the table {names} is now that of {len(book.runs)} runs")
     return {"records": [record for record in book.runs if "preset" in record]}, 0
+
+
+def put_into(path: Path, found: dict[str, str]) -> list[str]:
+    """Replaces what stands between the marks of these tables in a file; the names of those there.
+
+    Raises ValueError if the marks of one do not stand there once each, in order, or if none do.
+    """
+    text, names = require(path).read_text(encoding="utf-8"), []
+    for name, table in found.items():
+        begin, end = (MARK.format(name, word) for word in ("begin", "end"))
+        if begin not in text and end not in text:
+            continue
+        if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+            raise ValueError(
+                f"{path}: a table goes between the lines {begin} and {end}, which must stand there "
+                "once, in this order."
+            )
+        before, rest = text.split(begin)
+        text = before + begin + "\n" + table + "\n" + end + rest.split(end)[1]
+        names.append(name)
+    if not names:
+        raise ValueError(
+            f"{path}: it has no place for a table. Put the lines {MARK.format('summary', 'begin')} "
+            f"and {MARK.format('summary', 'end')} where it shall stand (or runs for summary)."
+        )
+    write_text(path, text)
+    return names

@@ -1,18 +1,69 @@
 """What `infer` shows: prompt and answer with thoughts in place, a table of chunks, counters."""
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.generation import Event, GenerationResult
+from minits.generation import Event, GenerationConfig, GenerationResult
 from minits.thinking import Engine, Thought
+
+
+@dataclass(frozen=True)
+class Card:
+    """One prompt, and what came of it."""
+
+    title: str
+    prompt: Sequence[int]
+    result: GenerationResult  # with its texts
+    tokenizer: Tokenizer = field(repr=False)
+    chunk_size: int
+    config: GenerationConfig
+    right: bool | None = None  # None: nobody knows
+    expected: str | None = None
+    golds: Sequence[Sequence[int]] = ()  # thoughts by chunk, where they are known
+    given: Mapping[int, Sequence[int]] = field(default_factory=dict)  # what T was made to say
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text that became certain with each token of prompt and answer."""
+        found = []
+        for ids in (self.prompt, self.result.ids):
+            decoder = self.tokenizer.decoder()
+            found += map(decoder.put, ids)
+            found[-1] += decoder.end()
+        return found
+
+    @cached_property
+    def first_wrong(self) -> int | None:
+        """The first chunk whose thought is not the gold one."""
+        return next((k for k in range(len(self.golds)) if not self.right_thought(k)), None)
+
+    def right_thought(self, k: int) -> bool:
+        """Whether the thought after chunk k is the gold one; one that never came is not."""
+        return self.result.thought_ids[k : k + 1] == [[*self.golds[k]]]
+
+    def inline(self) -> str:
+        """Prompt and answer with the thoughts in place, as `infer` prints them."""
+        pieces, c = self.texts.copy(), self.chunk_size
+        for k, (ids, text) in enumerate(zip(self.result.thought_ids, self.result.thoughts)):
+            if len(ids) > 1:
+                pieces[(k + 1) * c - 1] += in_brackets(text)
+        pieces[len(self.prompt) - 1] += "  ->"
+        return "".join(pieces)
+
+
+def in_brackets(thought: str) -> str:
+    """A thought within the text, kept on one line."""
+    return f" [T:{json.dumps(thought, ensure_ascii=False)[1:-1]}]"
 
 
 class InlineText:
     """Prompt and answer of one row, each non-trivial thought after the last token of its chunk.
 
-    Told the events of the row: first the thoughts of the prompt's complete chunks, then tokens and
+    Takes the events of the row: first the thoughts of the prompt's complete chunks, then tokens and
     thoughts as they come. It also knows where the answer is to end: at EOS, or where one of
     `stops` begins.
     """
@@ -40,8 +91,8 @@ class InlineText:
         if not self.expected:
             self.show_prompt()
 
-    def tell(self, event: Event) -> None:
-        """Takes the next event; none counts after the end."""
+    def take(self, event: Event) -> None:
+        """The next event; none counts after the end."""
         if self.ended:
             return
         if isinstance(event, Thought):
@@ -74,10 +125,9 @@ class InlineText:
         self.show(self.decoder.end() + "  ->")
 
     def show_thought(self, thought: Thought) -> None:
-        """A thought, kept on one line."""
+        """A thought, where it is not trivial."""
         if not thought.trivial:
-            text = self.tokenizer.decode(thought.ids[:-1])
-            self.show(f" [T:{json.dumps(text, ensure_ascii=False)[1:-1]}]")
+            self.show(in_brackets(self.tokenizer.decode(thought.ids[:-1])))
 
     def show(self, text: str) -> None:
         """A piece of the line."""
@@ -91,43 +141,39 @@ class InlineText:
         print("" if self.at_once else "".join(self.pieces))
 
 
-def chunk_table(
-    engine: Engine, tokenizer: Tokenizer, prompt: Sequence[int], result: GenerationResult
-) -> str:
+def chunk_table(engine: Engine, card: Card) -> str:
     """Each complete chunk: its text, its thought, and the norm of the state that it gives.
 
     Beside that of the embeddings, to which states are added.
     """
-    c, ids = engine.config.chunk_size, [*prompt, *result.ids]
+    result, c = card.result, card.chunk_size
+    ids = [*card.prompt, *result.ids]
+    norms = []
     with torch.no_grad():
-        states = engine.states(result.thought_ids).float() if result.thought_ids else torch.zeros(0)
-        norms = states.norm(dim=-1).mean(-1).tolist() if result.thought_ids else []
+        if result.thought_ids:
+            states = engine.states(result.thought_ids).float()
+            norms = states.norm(dim=-1).mean(-1).tolist()
         embedded = engine.backbone.model.embed_tokens(torch.tensor(ids, device=engine.device))
         usual = embedded.float().norm(dim=-1).mean().item()
     lines = [f"chunk  state norm (embeddings: {usual:.2f})  text -> thought"]
-    for k, (thought, norm) in enumerate(zip(result.thought_ids, norms)):
-        text = tokenizer.decode(ids[k * c : (k + 1) * c])
+    for k, (thought, norm) in enumerate(zip(result.thoughts, norms)):
+        text = card.tokenizer.decode(ids[k * c : (k + 1) * c])
         cut = "  (cut)" if k in result.cut_thoughts else ""
-        said = tokenizer.decode(thought[:-1])
-        lines.append(f"{k:5}  {norm:10.2f}  {text!r} -> {said!r}{cut}")
+        lines.append(f"{k:5}  {norm:10.2f}  {text!r} -> {thought!r}{cut}")
     return "\n".join(lines)
 
 
-def counters(
-    result: GenerationResult,
-    prompt: Sequence[int],
-    chunk_size: int,
-    seconds: float | None = None,  # None: not told
-) -> str:
-    """How the prefill went and why the answer ended."""
-    chunks = -(-len(prompt) // chunk_size)
-    reasons = {"eos": "EOS", "length": "the limit --max-new-tokens", "stop": "--stop"}
-    why = reasons[result.stop_reason]
-    cut = len(result.cut_thoughts)
+REASONS = {"eos": "EOS", "length": "the limit --max-new-tokens", "stop": "--stop"}
+
+
+def counters(card: Card, seconds: float | None = None) -> str:
+    """How the prefill went and why the answer ended; and how long it took, where that is given."""
+    result, cut = card.result, len(card.result.cut_thoughts)
+    chunks = -(-len(card.prompt) // card.chunk_size)
     cut_words = f", {cut} thoughts cut by --max-thought-tokens" if cut else ""
     took = "" if seconds is None else f"; {seconds:.2f} s"
     return (
-        f"{len(prompt)} tokens in {chunks} chunks; {result.nontrivial} non-trivial thoughts "
+        f"{len(card.prompt)} tokens in {chunks} chunks; {result.nontrivial} non-trivial thoughts "
         f"entered the prompt; {result.rounds} rounds, {result.chunk_passes} chunk passes; "
-        f"{len(result.ids)} new tokens, stopped by {why}{cut_words}{took}"
+        f"{len(result.ids)} new tokens, stopped by {REASONS[result.stop_reason]}{cut_words}{took}"
     )

@@ -93,16 +93,15 @@ def open_model(flags: Any) -> Opened:
 
 def measured_on(opened: Opened) -> dict[str, Any]:
     """What a record says of the weights that it measured."""
-    path = opened.folder / "run.json"
-    found = {"run": str(opened.folder)}
-    found |= {"hidden_size": opened.engine.backbone.config.hidden_size}
+    path, width = opened.folder / "run.json", opened.engine.backbone.config.hidden_size
+    found = {"run": str(opened.folder), "hidden_size": width}
     return found | ({"settings": read_json(path)} if path.exists() else {})
 
 
 def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -> Task:
     """The task called `name`, with the options that the run in `folder` was trained with.
 
-    name: None for the task of the weights, as far as they tell (`about`); else Parity.
+    name: None for the task of the weights, as far as `about` names it; else Parity.
     """
     if name is None:
         name = about["task"] if about.get("task") in TASKS else "parity"

@@ -8,13 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from minits.checkpoint.files import listing, write_text
-from minits.cli.flags import Output, add_flags, note, take
+from minits.cli.flags import Given, Output, add_flags, note, take
 from minits.cli.sources import RUNS, newest_run
 from minits.lab.presets import check_contents, check_flags, find
-from minits.lab.provenance import record
+from minits.lab.provenance import Record, record
 from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS, Task, check_options, make_task, options_of
@@ -51,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, TrainFlags)
 
 
-def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+def run(given: Given) -> tuple[Record, int]:
     """Trains, evaluates and records a run."""
     flags = take(given, TrainFlags)
     if flags.resume:
@@ -98,7 +97,7 @@ def tell(text: str) -> None:
         raise
 
 
-def chosen(given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
+def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
     """What the flags of a new run ask for."""
     if given.get("preset"):
         given = with_preset(given)
@@ -128,7 +127,7 @@ def new_folder(out: str | None, settings: TrainSettings) -> Path:
     return folder
 
 
-def interrupted(figures: dict[str, Any], settings: TrainSettings, folder: Path) -> int:
+def interrupted(figures: Record, settings: TrainSettings, folder: Path) -> int:
     """Says how to go on; returns the exit status."""
     again = f"python run.py train {settings.task} --out={quote(str(folder))} --resume"
     saved = "nothing was saved (--no-save)" if settings.no_save else f"continue with: {again}"
@@ -145,7 +144,7 @@ FREE = {
 } | {"task"}
 
 
-def with_preset(given: dict[str, Any]) -> dict[str, Any]:
+def with_preset(given: Given) -> Given:
     """`given` with its preset's settings; raises ValueError for a flag that makes another run."""
     name = given["preset"]
     settings = find(name).settings
@@ -164,7 +163,7 @@ def with_preset(given: dict[str, Any]) -> dict[str, Any]:
     return given | settings
 
 
-def resumed(folder: Path, given: dict[str, Any]) -> tuple[TrainSettings, Task, Method]:
+def resumed(folder: Path, given: Given) -> tuple[TrainSettings, Task, Method]:
     """What the run was trained with; raises ValueError if a flag contradicts it.
 
     Only the device may change, and the steps as far as those taken stay the same.

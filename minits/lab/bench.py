@@ -55,8 +55,10 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Line:
     """
     over, under = over[2:], under[2:]  # without the warm-up
     found = [one / other for one, other in zip(over, under)]
-    by_round = {"median": median(found), "least": min(found), "most": max(found)}
-    return {"ratio": median(over) / median(under), "ratio_by_round": by_round}
+    return {
+        "ratio": median(over) / median(under),
+        "ratio_by_round": {"median": median(found), "least": min(found), "most": max(found)},
+    }
 
 
 def synchronise() -> None:
@@ -69,11 +71,15 @@ def machine_limits(device: str | torch.device, dtype: torch.dtype) -> Line:
     """Measured copy bandwidth (TB/s, read and written) and matrix rate (TFLOP/s)."""
     size, n = (1 << 30, 8192) if torch.device(device).type == "cuda" else (1 << 26, 1024)
     source = torch.empty(size, dtype=torch.uint8, device=device)
-    target, a = torch.empty_like(source), torch.randn(n, n, device=device).to(dtype)
+    target = torch.empty_like(source)
+    a = torch.randn(n, n, device=device).to(dtype)
     copy = timed(lambda: target.copy_(source), 10)["ms"]
     product = timed(lambda: a @ a, 10)["ms"]
-    rates = {"copy_TB_per_s": 2 * size / copy / 1e9, "matmul_TFLOP_per_s": 2 * n**3 / product / 1e9}
-    return {"what": "limits"} | rates
+    return {
+        "what": "limits",
+        "copy_TB_per_s": 2 * size / copy / 1e9,
+        "matmul_TFLOP_per_s": 2 * n**3 / product / 1e9,
+    }
 
 
 class LaidDown(Intervention):
@@ -127,8 +133,15 @@ def bench_decode(
         one, many = in_turn(sides, repeats)
         rate = batch * new / (many["ms"] - one["ms"]) * 1e3
         limit = batch * limits["copy_TB_per_s"] * 1e12 / weights_bytes(engine)
-        found = {"what": what, "batch": batch, "tokens_per_s": rate, "limit": limit}
-        return found | {"share": rate / limit, "prefill_128": one, "with_64_more": many}
+        return {
+            "what": what,
+            "batch": batch,
+            "tokens_per_s": rate,
+            "limit": limit,
+            "share": rate / limit,
+            "prefill_128": one,
+            "with_64_more": many,
+        }
 
     for batch in batches:
         yield line("decode, plain", batch, GenerationConfig(think=False, eos_ids=[]))
@@ -152,11 +165,15 @@ def bench_prefill(
     """
     ids = prompt_of(chunks * engine.config.chunk_size)
     parameters = sum(p.numel() for p in engine.backbone.model.layers.parameters())
+    operations = 2 * parameters * len(ids) / 1e9
     nothing = GenerationConfig(max_new_tokens=1, think=False)
     plain = timed(lambda: prefill(engine, [ids], nothing), repeats)
-    operations = 2 * parameters * len(ids) / 1e9
-    share = operations / limits["matmul_TFLOP_per_s"] / plain["ms"]
-    yield {"what": "prefill, plain", "tokens": len(ids)} | plain | {"share": share}
+    yield {
+        "what": "prefill, plain",
+        "tokens": len(ids),
+        **plain,
+        "share": operations / limits["matmul_TFLOP_per_s"] / plain["ms"],
+    }
     for count in where:
         # In every chunk that another one follows, for count = chunks - 1.
         laid_down = spread(count, chunks - 1)
@@ -170,11 +187,16 @@ def bench_prefill(
             ways = [replace(config, prefill="sequential"), config]
             sides = [lambda way=way: prefill(engine, [ids], way) for way in ways]
             sequential, trivial = rounds(sides, repeats)
-            found = {"what": "prefill, trivial over sequential", "chunks": chunks, "R": count}
-            found |= {"thought_tokens": length}
-            found |= {"sequential": summary(sequential), "trivial": summary(trivial)}
-            found |= ratio(sequential, trivial)
-            yield found | {"passes_ratio": chunks / (count + 1)}
+            yield {
+                "what": "prefill, trivial over sequential",
+                "chunks": chunks,
+                "R": count,
+                "thought_tokens": length,
+                "sequential": summary(sequential),
+                "trivial": summary(trivial),
+                **ratio(sequential, trivial),
+                "passes_ratio": chunks / (count + 1),
+            }
 
 
 def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iterator[Line]:
@@ -195,12 +217,19 @@ def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iter
         sides = [way] if way is sequential else [way, sequential]
         times = rounds([lambda side=side: read(side) for side in sides], repeats)
         taken, beside = times[0], times[-1]
-        config = GenerationConfig(**way)
-        found = {"what": "prefill by a trained model", "prompts": len(prompts)}
-        found |= {name: getattr(config, name) for name in ("prefill", "draft", "lookahead")}
-        found |= {"rounds": mean(read(way)), "time": summary(taken), "sequential": summary(beside)}
-        compared = ratio(taken, beside)
-        yield found | {"over_sequential": compared.pop("ratio")} | compared
+        config, compared = GenerationConfig(**way), ratio(taken, beside)
+        yield {
+            "what": "prefill by a trained model",
+            "prompts": len(prompts),
+            "prefill": config.prefill,
+            "draft": config.draft,
+            "lookahead": config.lookahead,
+            "rounds": mean(read(way)),
+            "time": summary(taken),
+            "sequential": summary(beside),
+            "over_sequential": compared["ratio"],
+            "ratio_by_round": compared["ratio_by_round"],
+        }
 
 
 def bench(engine: Engine, parts: str, repeats: int) -> Iterator[Line]:

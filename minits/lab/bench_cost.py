@@ -6,8 +6,8 @@ weights, float32 ones under autocast as in training, and on the code that trains
 
 - no latents: plain Qwen2.5, one pass (fast/flat_batch.py).
 - Thinking States: the flat pass, T and C. n steps are chunks of c = 128 // n tokens, of which n are
-  complete. Each thinks 8 tokens, given; or nothing, where the side's name says so. Every thought
-  makes a state that a chunk reads, but for the last one where the chunks come out even.
+  complete. The thought of each is given and has 8 tokens. Every thought makes a state that a chunk
+  reads, but for the last one where the chunks come out even.
 - Coconut: n latents among the 128 tokens, over one cache (methods/coconut.py), as the official
   training does it; or all before a latent read again for each, as its generation does.
 
@@ -45,10 +45,10 @@ from minits.training.step import OptimizerStep
 
 LENGTH, ANSWER, THOUGHT = 128, 8, 8  # tokens that are read, supervised, thought in a chunk
 STEPS = (1, 2, 4, 8, 10, 16, 32)
-BEGIN, END, LATENT = 995, 996, 997  # of Coconut; `prompt_of` says no such ids
+BEGIN, END, LATENT = 995, 996, 997  # of Coconut; `prompt_of` gives no such ids
 PLAIN, THINKING, COCONUT = "no latents", "Thinking States", "Coconut"
-REFED, TRIVIAL = f"{COCONUT}, prefix re-fed", f"{THINKING}, all trivial"
-SIDES = (PLAIN, THINKING, TRIVIAL, COCONUT, REFED)
+REFED = f"{COCONUT}, prefix re-fed"
+SIDES = (PLAIN, THINKING, COCONUT, REFED)
 
 
 class Side(NamedTuple):
@@ -68,11 +68,13 @@ def bench_cost(
     steps: Sequence[int] = STEPS,
 ) -> Iterator[Line]:
     """All measurements, one dict a line. Raises ValueError for weights without T and C."""
-    device, cuda = engine.device, engine.device.type == "cuda"
+    device = engine.device
+    cuda = device.type == "cuda"
+    graphs = cuda and not plain
+    half = dtype == "bfloat16"
     model = load_checkpoint(folder, device=device)[0].train()
     if not model.thinks:
         raise ValueError(f"{folder} was trained without T and C. Name a plain Qwen2.5.")
-    half, graphs = dtype == "bfloat16", cuda and not plain
     with objects_frozen():
         sides = sides_of(model, steps)
         yield from passes(sides, model, half, repeats)
@@ -90,18 +92,20 @@ def sides_of(model: ThinkingStates, steps: Sequence[int]) -> list[Side]:
     """The passes, all over the same weights."""
     plain = ThinkingStates(model.backbone, model.config, thinks=False)
     text, answer = prompt_of(LENGTH - ANSWER + 1), prompt_of(ANSWER)
-    row = Row([*text, *answer], len(text), [])
+    thought = [*prompt_of(THOUGHT), model.config.thought_end]
+    row = Row(text + answer, len(text), [])
     found = [Side(PLAIN, 0, losses_of("no-cot", plain, row))]
     for n in steps:
-        chunked, end = copy(model), [model.config.thought_end]
+        chunked = copy(model)
         chunked.config = replace(model.config, chunk_size=LENGTH // n)
-        for name, thought in ((THINKING, [*prompt_of(THOUGHT), *end]), (TRIVIAL, end)):
-            thinking = replace(row, thoughts=[thought] * n)
-            found.append(Side(name, n, losses_of("thinking", chunked, thinking)))
+        thinking = replace(row, thoughts=[thought] * n)
         prompt = with_latents(text[: len(text) - n - 2], n)
-        latent = Row([*prompt, *answer], len(prompt), [])
-        for name, losses in ((COCONUT, None), (REFED, refed_losses)):
-            found.append(Side(name, n, losses_of("coconut", plain, latent, losses)))
+        latent = Row(prompt + answer, len(prompt), [])
+        found += [
+            Side(THINKING, n, losses_of("thinking", chunked, thinking)),
+            Side(COCONUT, n, losses_of("coconut", plain, latent)),
+            Side(REFED, n, losses_of("coconut", plain, latent, refed_losses)),
+        ]
     return found
 
 
@@ -141,90 +145,89 @@ def passes(
 ) -> Iterator[Line]:
     """A line for each side: milliseconds of forward and backward pass; then the findings.
 
-    half: under autocast. pool: of memory for CUDA graphs, where they are used. There the backward
-    pass is what a graph of both takes longer than one of the forward pass.
+    half: under autocast. pool: of memory for CUDA graphs, where they are used. The backward pass is
+    what both passes take longer than the forward pass alone.
     """
-    path = "graphs" if pool else "eager"
-    figures = [torch.zeros((), device=model.device) for _ in sides]
-    prepared = [functions_of(*each, model, half) for each in zip(sides, figures)]
+    values = [torch.zeros((), device=model.device) for _ in sides]
+    calls = []
+    for side, value in zip(sides, values):
+        calls += functions_of(side, value, model, half)
     if pool:
-        prepared = [graphed(*each, pool) for each in prepared]
-    times = rounds([function for each in prepared for function in each], repeats)
+        calls = [capture(call, pool).replay for call in calls]
+    times = rounds(calls, repeats)
     found = []
-    for number, side in enumerate(sides):
-        forward, second, _ = times[3 * number : 3 * number + 3]
-        both = second if pool else list(map(sum, zip(forward, second)))
+    for side, value, forward, both in zip(sides, values, times[::2], times[1::2]):
         backward = [whole - part for whole, part in zip(both, forward)]
-        line = {"what": "forward and backward", "side": side.name, "steps": side.steps}
-        line |= {"path": path, "loss": float(figures[number])}
-        line |= {"forward": summary(forward), "backward": summary(backward), "both": summary(both)}
-        found.append(line)
-        yield line
+        found.append({
+            "what": "forward and backward",
+            "side": side.name,
+            "steps": side.steps,
+            "path": "graphs" if pool else "eager",
+            "loss": float(value),
+            "forward": summary(forward),
+            "backward": summary(backward),
+            "both": summary(both),
+        })
+        yield found[-1]
     yield findings(found)
 
 
 def functions_of(
-    side: Side, figure: Tensor, model: ThinkingStates, half: bool
+    side: Side, value: Tensor, model: ThinkingStates, half: bool
 ) -> list[Callable[[], object]]:
-    """The forward pass, which leaves its loss in `figure`, the backward pass, what clears up."""
-    kept: list[Tensor] = []
+    """The forward pass, which leaves its loss in `value` and returns it, and both passes."""
 
-    def forward() -> None:
+    def forward() -> Tensor:
         with torch.autocast(model.device.type, torch.bfloat16, enabled=half):
-            kept[:] = [loss(side.losses())]
-        figure.copy_(kept[0].detach())
+            found = loss(side.losses())
+        value.copy_(found.detach())
+        return found
 
-    def clear() -> None:
-        kept.clear()
+    def both() -> None:
+        forward().backward()
         model.zero_grad(set_to_none=True)
 
-    return [forward, lambda: kept[0].backward(), clear]
-
-
-def graphed(
-    forward: Callable, backward: Callable, clear: Callable, pool: Any
-) -> list[Callable[[], object]]:
-    """The forward pass as a CUDA graph, both passes as another one, and nothing to clear up."""
-
-    def run(*functions: Callable) -> None:
-        for function in functions:
-            function()
-
-    first = capture(partial(run, forward, clear), pool)
-    both = capture(partial(run, forward, backward, clear), pool)
-    return [first.replay, both.replay, lambda: None]
+    return [forward, both]
 
 
 def findings(lines: Sequence[Line]) -> Line:
     """What the figure shows, of forward and backward pass together, by the lines of one path."""
     ms = {(line["side"], line["steps"]): line["both"]["ms"] for line in lines}
-    steps = sorted({line["steps"] for line in lines} - {0})
-    taken = {side: [ms[side, n] for n in steps] for side in SIDES[1:]}
-    found = {"what": "findings", "path": lines[0]["path"]}
-    for side in (COCONUT, REFED):
-        slope, intercept = linear_regression(steps, taken[side])
-        squared = correlation(steps, taken[side]) ** 2
-        found[side] = {"ms_a_latent": slope, "intercept_ms": intercept, "r_squared": squared}
-    for side in (THINKING, TRIVIAL):
-        found[side] = {"slowest_over_fastest": max(taken[side]) / min(taken[side])}
+    steps = sorted({n for _, n in ms} - {0})
     ten = min(steps, key=lambda n: abs(n - 10))
-    over = {side: ms[COCONUT, ten] / ms[side, ten] for side in (THINKING, REFED)}
-    over[PLAIN] = ms[COCONUT, ten] / ms[PLAIN, 0]
-    return found | {f"{COCONUT} at {ten} steps over": over}
+    thinking = [ms[THINKING, n] for n in steps]
+    return {
+        "what": "findings",
+        "path": lines[0]["path"],
+        **{side: line_through(steps, [ms[side, n] for n in steps]) for side in (COCONUT, REFED)},
+        THINKING: {"slowest_over_fastest": max(thinking) / min(thinking)},
+        f"{COCONUT} at {ten} steps over": {
+            THINKING: ms[COCONUT, ten] / ms[THINKING, ten],
+            REFED: ms[COCONUT, ten] / ms[REFED, ten],
+            PLAIN: ms[COCONUT, ten] / ms[PLAIN, 0],
+        },
+    }
+
+
+def line_through(steps: Sequence[int], ms: Sequence[float]) -> Line:
+    """Least squares: time against latents."""
+    slope, intercept = linear_regression(steps, ms)
+    squared = correlation(steps, ms) ** 2
+    return {"ms_a_latent": slope, "intercept_ms": intercept, "r_squared": squared}
 
 
 def table(lines: Sequence[Line]) -> str:
     """Milliseconds as Markdown: both passes (forward + backward), a table for each path."""
-    measured = [line for line in lines if "both" in line]
+    cells: dict[str, dict[tuple[int, str], str]] = {}
+    for line in lines:
+        if "both" in line:
+            both, forward, backward = (line[part]["ms"] for part in ("both", "forward", "backward"))
+            text = f"{both:.1f} ({forward:.1f} + {backward:.1f})"
+            cells.setdefault(line["path"], {})[line["steps"], line["side"]] = text
     parts = []
-    for path in dict.fromkeys(line["path"] for line in measured):
-        cells: dict[int, dict[str, str]] = {}
-        for line in measured:
-            if line["path"] == path:
-                both, *parted = (line[part]["ms"] for part in ("both", "forward", "backward"))
-                text = f"{both:.1f} ({parted[0]:.1f} + {parted[1]:.1f})"
-                cells.setdefault(line["steps"], {})[line["side"]] = text
-        rows = [[str(n), *(cells[n].get(side, "") for side in SIDES)] for n in sorted(cells)]
+    for path, found in cells.items():
+        steps = sorted({n for n, _ in found})
+        rows = [[str(n), *(found.get((n, side), "") for side in SIDES)] for n in steps]
         parts.append(markdown([f"steps, {path}", *SIDES], rows))
     return "\n\n".join(parts)
 
@@ -243,37 +246,39 @@ def optimizer_steps(
     rng, cot, latent = random.Random(0), [], []
     for _ in range(batch):
         question, rest = prompt_of(rng.randint(40, 80)), prompt_of(rng.randint(26, 46))
-        cot.append(Row(question + rest, len(question), []))
         prompt = with_latents(question, 6)
+        cot.append(Row(question + rest, len(question), []))
         latent.append(Row(prompt + rest[-6:], len(prompt), []))
     plain = ThinkingStates(model.backbone, model.config, thinks=False)
     sizes = BucketedSizes if settings.device.startswith("cuda") else ExactSizes
-    updates, named, sides = {}, [], []
-    laid = (("cot", "rows", cot), ("cot", "pack", cot), ("coconut", "rows", latent))
-    for name, layout, rows in laid:
+    updates, calls, lines = [], [], []
+    for name, layouts, rows in (("cot", ("rows", "pack"), cot), ("coconut", ("rows",), latent)):
         method = make_method(name)
-        if name not in updates:
-            updates[name] = OptimizerStep(plain, method.losses, settings)
-            if not graphs:
-                updates[name].graphs = None
-        how = {"layout": layout, "row_tokens": 256, "sizes": sizes()}
-        part = method.collate(rows, plain.config, **how)
-        sides.append(partial(updates[name], [part], 0.0))
-        line = {"what": f"optimizer step, {name}", "layout": layout, "samples": batch}
-        line["tokens"] = sum(len(row.ids) - 1 for row in rows)
-        named.append(line | {"path": "graphs" if graphs else "eager"})
-    times = rounds(sides, repeats)
-    for line, mine in zip(named, times):
+        updates.append(update := OptimizerStep(plain, method.losses, settings))
+        if not graphs:
+            update.graphs = None
+        for layout in layouts:
+            how = {"layout": layout, "row_tokens": 256, "sizes": sizes()}
+            calls.append(partial(update, [method.collate(rows, plain.config, **how)], 0.0))
+            lines.append({
+                "what": f"optimizer step, {name}",
+                "layout": layout,
+                "samples": batch,
+                "tokens": sum(len(row.ids) - 1 for row in rows),
+                "path": "graphs" if graphs else "eager",
+            })
+    *cots, coconut = times = rounds(calls, repeats)
+    for line, mine in zip(lines, times):
         yield line | summary(mine)
-    for line, mine in zip(named[:2], times):
+    for line, mine in zip(lines, cots):
         what = {"what": "optimizer step, coconut over cot", "layout": line["layout"]}
-        yield what | ratio(times[2], mine)
-    for update in updates.values():
+        yield what | ratio(coconut, mine)
+    for update in updates:
         update.release()
 
 
 def answers(engine: Engine, rows: int, repeats: int) -> Iterator[Line]:
-    """Coconut's rows/s on an engine: prompts of 40 to 80 tokens, 6 latents, 8 tokens said.
+    """Coconut's rows/s on an engine: prompts of 40 to 80 tokens, 6 latents, answers of 8 tokens.
 
     All prompts as one batch, and the same ones one at a time.
     """

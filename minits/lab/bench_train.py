@@ -41,8 +41,12 @@ def steps(trainings: dict[str, Training], task: str, repeats: int) -> Iterator[L
     sides = [lambda how=how: trainings[how].update(parts[how], 0.0) for how in trainings]
     times = rounds(sides, repeats)
     for how, mine in zip(trainings, times):
-        sizes = {"samples": len(samples[how]), "rows": list(parts[how][0].ids.shape)}
-        sizes["tokens"] = sum(len(row.ids) - 1 for row in samples[how])
-        yield {"what": f"step, {how} on {task}"} | sizes | summary(mine)
+        yield {
+            "what": f"step, {how} on {task}",
+            "samples": len(samples[how]),
+            "rows": list(parts[how][0].ids.shape),
+            "tokens": sum(len(row.ids) - 1 for row in samples[how]),
+            **summary(mine),
+        }
     plain, thinking = times
     yield {"what": f"thinking over no-cot on {task}"} | ratio(thinking, plain)

@@ -1,9 +1,9 @@
-"""How the cells of a table are told: its columns, each a function of a cell."""
+"""The columns of tables: each writes what it shows of a cell."""
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from minits.lab.records import Cell, Record
+from minits.lab.records import Cell, Interval, Record
 
 NOT_RUN, NONE = "not run", "–"
 Column = Callable[[Cell], str]
@@ -11,14 +11,20 @@ Columns = dict[str, Column]
 
 
 def draw(cells: Sequence[Cell], heads: Columns, figures: Columns) -> str:
-    """A line a cell. heads: columns of what is known without a run; figures: of what runs tell."""
-    nothing = [NOT_RUN, *[NONE] * (len(figures) - 1)]
-    lines = [
-        [column(cell) for column in heads.values()]
-        + ([column(cell) for column in figures.values()] if cell.runs else nothing)
-        for cell in cells
-    ]
+    """A line a cell. heads: columns of what is known without a run; figures: of what runs gave."""
+    lines = []
+    for cell in cells:
+        known = [column(cell) for column in heads.values()]
+        if cell.runs:
+            lines.append(known + [column(cell) for column in figures.values()])
+        else:
+            lines.append(known + not_run(len(figures)))
     return markdown([*heads, *figures], lines)
+
+
+def not_run(columns: int) -> list[str]:
+    """A line of nothing."""
+    return [NOT_RUN, *[NONE] * (columns - 1)]
 
 
 def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -34,7 +40,8 @@ def apart(cell: Cell) -> list[Cell]:
 
 def title(cell: Cell) -> str:
     """The preset's title and name."""
-    return f"{cell.preset.title} (`{cell.name}`)" if cell.name else cell.preset.title
+    name = f"(`{cell.name}`)" if cell.name else ""
+    return f"{cell.preset.title} {name}".strip()
 
 
 def in_paper(cell: Cell) -> str:
@@ -42,20 +49,20 @@ def in_paper(cell: Cell) -> str:
     return NONE if cell.preset.paper is None else f"{cell.preset.paper:.2f}"
 
 
-def distinct(tell: Callable[[Record], str]) -> Column:
-    """What the runs of a cell say, each thing once."""
-    return lambda cell: ", ".join(dict.fromkeys(map(tell, cell.runs)))
+def distinct(write: Callable[[Record], str]) -> Column:
+    """What the runs of a cell give, each thing once."""
+    return lambda cell: ", ".join(dict.fromkeys(map(write, cell.runs)))
 
 
 def mean_of(split: str, *keys: str) -> Column:
     """A share of an evaluation in percent, the mean over runs; of several keys with / between."""
 
-    def tell(cell: Cell) -> str:
+    def write(cell: Cell) -> str:
         found = [run[split] | run[split].get("counts", {}) for run in cell.runs]
         values = [[each.get(key) for each in found] for key in keys]
         return " / ".join(NONE if None in each else f"{100 * fmean(each):.1f}" for each in values)
 
-    return tell
+    return write
 
 
 def trained_from(run: Record) -> str:
@@ -74,8 +81,7 @@ MADE: Columns = {  # the end of every line: what a figure takes to be trusted
 
 def share(evaluation: Record) -> str:
     """Accuracy and its 95 % interval, in percent."""
-    low, high = evaluation["interval"]
-    return f"{100 * evaluation['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return interval((evaluation["accuracy"], *evaluation["interval"]))
 
 
 def times_over(speed: float | None) -> str:
@@ -83,9 +89,17 @@ def times_over(speed: float | None) -> str:
     return NONE if speed is None else f"{speed:.2f}×"
 
 
-def interval(found: tuple[float, float, float] | None, sign: str = "") -> str:
-    """(mean, low, high) in percent, or in points where there is a sign."""
+def interval(found: Interval | None, sign: str = "") -> str:
+    """In percent, or in points where there is a sign."""
     if found is None:
         return NONE
     mean, low, high = (100 * each for each in found)
     return f"{mean:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+
+
+def way_of_reading(line: Record) -> str:
+    """How a thinking model read prompts in a measurement; other methods have but one way."""
+    if line.get("prefill") != "speculative":
+        return line.get("prefill", NONE)
+    ahead = line.get("lookahead") or line.get("window")  # its name in older records
+    return line["draft"] + (f", lookahead {ahead}" if ahead else "")

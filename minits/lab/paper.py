@@ -1,4 +1,4 @@
-"""The figures of the paper's tables, and what its text tells of its figures.
+"""The figures of the paper's tables, and what its text says of its figures.
 
 Qwen2.5 base models, 0.5B in Table 1 and 1.5B in all others. Accuracies are percent.
 """
@@ -66,7 +66,7 @@ GSM8K_AUG = {
     "rows": 385_620,
     "sha256": "0a3909a9e7d8d2f7ad6b8c7b5608aa744988d835f9bf874d4cf06ca77df6bf8c",
 }
-# A Coder model of that size says the same of itself: its name tells.
+# A Coder model of that size has the same values; only its name differs.
 QWEN_1_5B = {
     "what": "Qwen2.5-1.5B base",
     "hidden_size": 1536,

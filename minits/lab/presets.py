@@ -9,8 +9,8 @@ example in operations.
 """
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from minits.checkpoint.download import checkpoint_of, resolve
 from minits.checkpoint.files import plain, read_json
@@ -19,6 +19,7 @@ from minits.methods import METHODS
 from minits.settings import flag
 from minits.tasks import TASKS, Task
 
+Settings = dict[str, Any]  # by name: of a run, or what is known of weights and files
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
 # An addition to the paper's training, on top of the recipe.
 LONG_ROWS = {"layout": "long_rows", "row_tokens": 640}
@@ -29,14 +30,14 @@ class Preset:
     """Settings of a run, its place in a table, and what it needs."""
 
     title: str
-    settings: dict[str, Any]
+    settings: Settings
     paper: float | None = None  # percent right in the paper; None: it has no such cell
     paper_speed: float | None = None  # and times CoT's speed
     size: str | None = None  # of the model; None: any
     # What its config.json must say, and `what` it is in words.
-    model: dict[str, Any] = field(default_factory=dict)
+    model: Settings = field(default_factory=dict)
     # Flags of files that must be given, and what is known of their contents (`Task.sources`).
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, Settings] = field(default_factory=dict)
     beside: str | None = None  # the preset of a thinking run that answers in turn with it; itself
 
 
@@ -61,18 +62,17 @@ def table1_presets() -> dict[str, Preset]:
         for N, share in cells.items():
             title = f"{METHODS[method].title}, N = {N}"
             found[f"table1/{task}-{N}-{method}"] = Preset(title, settings | {"max_ops": N}, share)
-    for N in paper.STATE_TRACKING["vars", "thinking"]:
-        settings = found[f"table1/vars-{N}-thinking"].settings
-        title = "Thinking States, two variables, N = "
-        found[f"table1/vars2-{N}-thinking"] = Preset(f"{title}{N}", settings | {"variables": 2})
-    for N in paper.STATE_TRACKING["vars", "thinking"]:
-        settings = found[f"table1/vars-{N}-thinking"].settings
-        title = "Thinking States + long-rows, N = "
-        found[f"beyond/vars-{N}-long-rows"] = Preset(f"{title}{N}", settings | LONG_ROWS)
+    for begin, end, words, change in (
+        ("table1/vars2", "thinking", ", two variables", {"variables": 2}),
+        ("beyond/vars", "long-rows", " + long-rows", LONG_ROWS),
+    ):
+        for N in paper.STATE_TRACKING["vars", "thinking"]:
+            settings = found[f"table1/vars-{N}-thinking"].settings | change
+            found[f"{begin}-{N}-{end}"] = Preset(f"Thinking States{words}, N = {N}", settings)
     return found
 
 
-def real(task: str, method: str) -> dict[str, Any]:
+def real(task: str, method: str) -> Settings:
     """The task's recipe for a method on real weights."""
     recipes = TASKS[task].recipes
     recipe = recipes["*", "real"] | recipes.get((method, "real"), {})
@@ -92,113 +92,118 @@ GSM = {
 }
 TWO_HOP = {
     "suffix": "Say it now.",
+    "fact_thoughts": "trivial",
+    "step_after": "hop",
     "eval_samples": 817,
     "keep_best": True,
 }
-REGIMES = {"full": "facts", "parametric": "known"}  # and the file that tells what is known
+REGIMES = {"full": "facts", "parametric": "known"}  # and the file that holds what is known
 # A chain of thought is removed at a constant rate. Nothing of these three is measured yet.
 REMOVAL = {"method": "icot", "decay": 0.0}
 LATENT = {"latents": 6, "batch_size": 128, "layout": "rows", "decay": 0.0, "lr": 1e-5}
 
 
-@dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
     """A line of the paper's Table 2: a method, and what it takes beside the recipe of the task."""
 
-    own: dict[str, Any]
-    gsm: dict[str, Any]
-    two_hop: dict[str, Any]
-    title: str | None = None
-
-    @property
-    def heading(self) -> str:
-        return self.title or METHODS[self.own["method"]].title
+    title: str
+    own: Settings
+    gsm: Settings
+    two_hop: Settings
 
 
-def lasting(steps: int, evaluations: int = 2, **more: Any) -> dict[str, Any]:
+def lasting(steps: int, evaluations: int = 2, **more: Any) -> Settings:
     """Settings of a training that is evaluated so often, in equal parts."""
     return {"steps": steps, "eval_every": steps // evaluations} | more
 
 
 LINES = {
-    "cot": Line({"method": "cot"}, lasting(2000), lasting(1200, 4)),
-    "no-cot": Line({"method": "no-cot"}, lasting(3500), lasting(1200, 4)),
+    "cot": Line("CoT", {"method": "cot"}, lasting(2000), lasting(1200, 4)),
+    "no-cot": Line("No-CoT", {"method": "no-cot"}, lasting(3500), lasting(1200, 4)),
     "thinking": Line(
-        {"method": "thinking"}, lasting(7500, 3, one_per_chunk=True), lasting(1200, 4)
+        "Thinking States",
+        {"method": "thinking"},
+        lasting(12_000, 4, one_per_chunk=True),
+        lasting(1200, 4),
     ),
     "icot": Line(
+        "iCoT, token by token",
         REMOVAL | {"removal": "tokens"},
         lasting(11_400, stage_samples=8_000),
-        lasting(1500, stage_samples=500),
-        "iCoT, token by token",
+        lasting(1200, stage_samples=500),
     ),
     "icot-steps": Line(
+        "iCoT, step by step",
         REMOVAL | {"removal": "steps"},
         lasting(4000, stage_samples=21_000),
-        lasting(1500, stage_samples=8_000),
-        "iCoT, step by step",
+        lasting(1200, stage_samples=8_000),
     ),
     "coconut": Line(
+        f"Coconut, {LATENT['latents']} latents",
         LATENT | {"method": "coconut"},
         lasting(2000, stage_samples=36_000),
         lasting(750, stage_samples=11_000),
-        f"Coconut, {LATENT['latents']} latents",
     ),
     "pause": Line(
+        "Pause tokens",
         LATENT | {"method": "pause"},
         lasting(2000, stage_samples=36_000),
         lasting(750, stage_samples=11_000),
     ),
 }
-LARGE = {"gsm": ("cot", "no-cot", "thinking", "icot", "icot-steps", "coconut")}  # methods at 1.5B
+# Of each benchmark, the lines that there are at 1.5B, too.
+LARGE = {"gsm": ("cot", "no-cot", "thinking", "icot", "icot-steps", "coconut")}
 LARGE |= dict.fromkeys(REGIMES, ("cot", "no-cot", "thinking"))
 
 
-def gsm_preset(size: str, title: str, method: str, **more: Any) -> Preset:
-    """Word problems by a method."""
-    found = paper.REASONING["gsm"].get(method, (None, None))
-    settings = real("gsm", method) | GSM | more
-    files = {name: {} for name in ("train", "valid", "test")}
-    return Preset(title, settings, *found, size, {"hidden_size": WIDTHS[size]}, files)
-
-
-def two_hop_preset(size: str, title: str, method: str, regime: str, **more: Any) -> Preset:
-    """Two-hop questions by a method, where facts are taught or known."""
-    found = paper.REASONING[regime].get(method, (None, None))
-    settings = real("two-hop", method) | TWO_HOP | {"knowledge": regime} | more
-    files = {name: {} for name in ("train", "test", REGIMES[regime])}
-    return Preset(title, settings, *found, size, {"hidden_size": WIDTHS[size]}, files)
+def reasoning_preset(size: str, title: str, benchmark: str, method: str, **more: Any) -> Preset:
+    """A method on word problems ("gsm"), or on two-hop questions in one of the REGIMES."""
+    if benchmark == "gsm":
+        settings, files = real("gsm", method) | GSM, ("train", "valid", "test")
+    else:
+        settings = real("two-hop", method) | TWO_HOP | {"knowledge": benchmark}
+        files = ("train", "test", REGIMES[benchmark])
+    share, speed = paper.REASONING[benchmark].get(method, (None, None))
+    return Preset(
+        title,
+        settings | more,
+        share,
+        speed,
+        size,
+        model={"hidden_size": WIDTHS[size]},
+        files={name: {} for name in files},
+    )
 
 
 def table2_presets() -> dict[str, Preset]:
-    """The paper's Table 2, by size of the model."""
+    """The paper's Table 2, by size of the model, and Table 3."""
     found = {}
-    for size in WIDTHS:
-        small = size.lower()
+    beginnings = {"gsm": "gsm/"} | {regime: f"two-hop/{regime}-" for regime in REGIMES}
+    for size, (benchmark, beginning) in product(WIDTHS, beginnings.items()):
+        beginning += f"{size.lower()}-"
         for name, line in LINES.items():
-            title = f"{line.heading}, {size}"
-            if size == "0.5B" or name in LARGE["gsm"]:
-                settings = line.own | line.gsm
-                if size == "1.5B" and name == "thinking":
-                    settings["lr"] = 3e-5
-                found[f"gsm/{small}-{name}"] = gsm_preset(size, title, **settings)
-            for regime in REGIMES:
-                if size == "0.5B" or name in LARGE[regime]:
-                    made = two_hop_preset(size, title, regime=regime, **line.own | line.two_hop)
-                    found[f"two-hop/{regime}-{small}-{name}"] = made
+            if size == "1.5B" and name not in LARGE[benchmark]:
+                continue
+            settings = line.own | (line.gsm if benchmark == "gsm" else line.two_hop)
+            if beginning + name == "gsm/1.5b-thinking":
+                settings["lr"] = 3e-5
+            made = reasoning_preset(size, f"{line.title}, {size}", benchmark, **settings)
+            found[beginning + name] = replace(made, beside=f"{beginning}thinking")
     usual = found["gsm/0.5b-coconut"]
     for latents, (share, speed) in paper.COCONUT.items():
-        settings = usual.settings | {"latents": latents}
-        if settings != usual.settings:
-            other = replace(usual, title=f"Coconut, {latents} latents, 0.5B", settings=settings)
-            other = replace(other, paper=share, paper_speed=speed)
-            found[f"gsm/0.5b-coconut-{latents}"] = other
-    for name, preset in found.items():
-        beginning, _, _ = name.partition("b-")
-        found[name] = replace(preset, beside=f"{beginning}b-thinking")
+        if latents != LATENT["latents"]:
+            found[f"gsm/0.5b-coconut-{latents}"] = replace(
+                usual,
+                title=f"Coconut, {latents} latents, 0.5B",
+                settings=usual.settings | {"latents": latents},
+                paper=share,
+                paper_speed=speed,
+            )
     for size in WIDTHS:
         title = f"Thinking States as the paper writes it, {size}"
-        found[f"gsm/{size.lower()}-as-written"] = gsm_preset(size, title, **AS_WRITTEN)
+        found[f"gsm/{size.lower()}-as-written"] = reasoning_preset(
+            size, title, "gsm", **AS_WRITTEN
+        )
     return found
 
 
@@ -210,27 +215,26 @@ AS_WRITTEN = lasting(7500, 3, method="thinking", chunk_size=8, suffix="", max_th
 
 LAYERS = (2, 4, 8, 12, 16, 20)  # of 24, H is read after; the default: after 23
 CHUNKS = (2, 4, 8, 16, 32)
-ONE = {"one_per_chunk": True}
 
 
 def ablations() -> dict[str, Preset]:
     """One change each to c = 8, L_out = 23, steps that may share a state: the cell `chunk-8`."""
+    cells = {f"extract-{n}": (f"L_out = {n}, c = 8", {"extract_after": n}) for n in LAYERS}
+    cells |= {f"chunk-{c}": (f"L_out = 23, c = {c}", {"chunk_size": c}) for c in CHUNKS}
+    for c in CHUNKS:
+        title = f"c = {c}, one step a chunk"
+        cells[f"chunk-{c}-one"] = title, {"chunk_size": c, "one_per_chunk": True}
+    cells["lm-loss-all"] = "L_LM on the prompt, too", {"lm_loss": "all"}
     usual = {"method": "thinking", "chunk_size": 8, "max_thought_tokens": 256}
     found = {}
-    for task, make, steps in (
-        ("gsm", gsm_preset, lasting(6000, 3)),
-        ("two-hop", partial(two_hop_preset, regime="full"), lasting(1200, 4)),
+    for task, benchmark, steps in (
+        ("gsm", "gsm", lasting(6000, 3)),
+        ("two-hop", "full", lasting(1200, 4)),
     ):
-        cells = {f"extract-{n}": (f"L_out = {n}, c = 8", {"extract_after": n}) for n in LAYERS}
-        cells |= {f"chunk-{c}": (f"L_out = 23, c = {c}", {"chunk_size": c}) for c in CHUNKS}
-        if task == "gsm":  # a two-hop row has one step
-            cells |= {
-                f"chunk-{c}-one": (f"c = {c}, one step a chunk", ONE | {"chunk_size": c})
-                for c in CHUNKS
-            }
-        cells["lm-loss-all"] = "L_LM on the prompt, too", {"lm_loss": "all"}
         for name, (title, change) in cells.items():
-            made = make("0.5B", title, **usual | steps | change)
+            if task == "two-hop" and name.endswith("-one"):
+                continue  # its rows have one step
+            made = reasoning_preset("0.5B", title, benchmark, **usual | steps | change)
             found[f"ablation/{task}-{name}"] = replace(made, paper=None, paper_speed=None)
     return found
 
@@ -238,12 +242,17 @@ def ablations() -> dict[str, Preset]:
 def paper_presets() -> dict[str, Preset]:
     """The paper's recipe as it is written, for whoever has its weights and its rows.
 
-    Three epochs; it tells neither their number nor rate and batch. Its steps were placed by a
+    Three epochs: it gives neither their number nor rate and batch. Its steps were placed by a
     teacher LLM, here rules place them.
     """
     settings = real("gsm", "thinking") | AS_WRITTEN | lasting(9_038, 3)
-    settings |= {"batch_size": 128, "lr": 3e-5, "skip_bad": True}
-    settings |= {"eval_samples": 1319, "keep_best": True}
+    settings |= {
+        "batch_size": 128,
+        "lr": 3e-5,
+        "skip_bad": True,
+        "eval_samples": 1319,
+        "keep_best": True,
+    }
     files = {"train": paper.GSM8K_AUG, "valid": {}, "test": {}}
     found = paper.REASONING["gsm"]["thinking"]
     title = "Thinking States, the paper's recipe"
@@ -273,13 +282,16 @@ def find(name: str) -> Preset:
     return PRESETS[name]
 
 
-def check_flags(name: str, given: dict[str, Any]) -> None:
+def check_flags(name: str, given: Settings) -> None:
     """Raises ValueError where weights or files that a preset needs were not given, naming all."""
     preset, tiny = find(name), given.get("model", "tiny") == "tiny"
-    wanted = {split: told(known) for split, known in preset.files.items() if not given.get(split)}
-    lacking = [f"{flag(split)} FILE{known}" for split, known in wanted.items()]
+    lacking = [
+        f"{flag(split)} FILE{known_of(known)}"
+        for split, known in preset.files.items()
+        if not given.get(split)
+    ]
     if tiny and not name.startswith("tiny/"):
-        lacking.insert(0, f"--model FOLDER or a hub id{told(preset.model)}")
+        lacking.insert(0, f"--model FOLDER or a hub id{known_of(preset.model)}")
     if lacking:
         raise ValueError(
             f"--preset {name} with --model {given.get('model', 'tiny')} lacks "
@@ -292,7 +304,7 @@ def check_flags(name: str, given: dict[str, Any]) -> None:
         )
 
 
-def told(known: dict[str, Any]) -> str:
+def known_of(known: Settings) -> str:
     """What is known of weights or a file, in brackets."""
     words = [f"{key} {value}".removeprefix("what ") for key, value in known.items()]
     return f" ({', '.join(words)})" if known else ""
@@ -320,7 +332,7 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
         )
 
 
-def differences(what: str, known: dict[str, Any], found: dict[str, Any]) -> list[str]:
+def differences(what: str, known: Settings, found: Settings) -> list[str]:
     """Where what was found is not what is known."""
     return [
         f"{what}: {key} {plain(found.get(key))}, not {value}"

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 
-def record(
-    figures: dict[str, Any], *, device: str, seed: int | None = None
-) -> dict[str, Any]:
+Record = dict[str, Any]
+
+
+def record(figures: Record, *, device: str, seed: int | None = None) -> Record:
     """`figures` with command, date, source revision, machine and library versions beside them."""
     program = Path(sys.argv[0]).name  # no path of this machine
     return {

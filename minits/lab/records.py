@@ -5,7 +5,7 @@ cell of Table 2 that trains the same method on the same task in the same way.
 """
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 from minits.checkpoint.files import require
 from minits.lab.paired import difference
 from minits.lab.presets import PRESETS, WIDTHS, Preset
-from minits.methods import METHODS
+from minits.lab.provenance import Record
 
 RECORDS = Path(__file__).parent / "records"
-Record = dict[str, Any]
 # Settings that make a training one of a cell of Table 2, whose presets' names begin so.
-IDENTITY = "task method knowledge suffix resample chunk_size one_per_chunk removal latents".split()
+IDENTITY = "task method knowledge fact_thoughts step_after suffix resample chunk_size".split()
+IDENTITY += "one_per_chunk removal latents".split()
 TABLE2 = ("gsm/", "two-hop/")
 Label = tuple[Any, ...]
+Interval = tuple[float, float, float]  # mean, low, high
 
 
 def read_records(path: Path = RECORDS / "train.jsonl") -> list[Record]:
@@ -44,7 +45,7 @@ def weights_of(record: Record) -> str:
     name = record["settings"]["model"]
     if size := sizes.get(record.get("hidden_size")):
         return size
-    found = re.search(r"\d\.\db", name.lower())  # older records tell the name alone
+    found = re.search(r"\d\.\db", name.lower())  # older records hold the name alone
     return found[0].upper() if found else name
 
 
@@ -58,25 +59,31 @@ def belongs(record: Record, name: str, preset: Preset) -> bool:
     settings = record.get("settings", {})
     if not settings or preset_of(record):
         return preset_of(record) == name
+    if not name.startswith(TABLE2) or weights_of(record) != preset.size:
+        return False
     # No value is as good as one that does nothing: False, or an empty text.
     both = settings, preset.settings
     ours, theirs = ([each.get(key) or None for key in IDENTITY] for each in both)
-    return ours == theirs and name.startswith(TABLE2) and weights_of(record) == preset.size
+    return ours == theirs
 
 
 def label(method: str, options: dict[str, Any]) -> Label:
-    """What tells the answers of one method from those of another."""
+    """What sets the answers of one method apart from those of another."""
     return method, options.get("latents"), options.get("removal")
 
 
+COT, THINKING = label("cot", {}), label("thinking", {})
+# Of the ways in which a thinking model reads prompts, the default.
+USUAL = {"prefill": "speculative", "draft": "trivial", "lookahead": None}
+
+
 def times(bench: Record) -> dict[Label, float]:
-    """Milliseconds an answer, by what answers: Thinking States in the way that is the default."""
-    usual = {"prefill": "speculative", "draft": "trivial", "lookahead": None}
+    """Milliseconds an answer, by what answers: Thinking States in the usual way."""
     return {
-        label(line["method"], line.get("options", {})): line["ms"]
+        label(line["method"], line["options"]): line["ms"]
         for line in bench.get("lines", ())
         if line["what"] == "answers, one at a time"
-        and all(line.get(key, value) == value for key, value in usual.items())
+        and all(line.get(key, value) == value for key, value in USUAL.items())
     }
 
 
@@ -87,43 +94,47 @@ class Cell:
     name: str
     preset: Preset
     runs: list[Record]  # trainings that were evaluated on test
-    benches: list[Record]  # answers in turn with a thinking run
+    benches: Sequence[Record] = ()  # answers in turn with a thinking run
 
     @property
     def label(self) -> Label:
         return label(self.preset.settings["method"], self.preset.settings)
 
     def rights(self) -> list[str]:
-        """Of each seed, which test rows were right; none where a record does not tell."""
+        """Of each seed, which test rows were right; none where a record does not hold it."""
         found = [run["test"].get("right") for run in self.runs]
         return found if all(found) else []
 
     def clusters(self) -> list[int] | None:
         return self.runs[0]["test"].get("clusters")
 
-    def accuracy(self) -> tuple[float, float, float] | None:
-        """(mean over seeds, low, high): bootstrap over rows or clusters, of one run Wilson's."""
-        rights = self.rights()
-        if rights and (len(rights) > 1 or self.clusters()) and alike(rights):
-            return difference(rights, ["0" * len(rights[0])], self.clusters())
+    def accuracy(self) -> Interval | None:
+        """Mean over seeds; bootstrap over rows or clusters, of one run Wilson's interval."""
         if not self.runs:
             return None
+        rights = self.rights()
+        if alike(rights) and (len(rights) > 1 or self.clusters()):
+            return difference(rights, ["0" * len(rights[0])], self.clusters())
         tests = [run["test"] for run in self.runs]
         lows, highs = zip(*(test["interval"] for test in tests))
         return fmean(test["accuracy"] for test in tests), min(lows), max(highs)
 
-    def less(self, other: "Cell") -> tuple[float, float, float] | None:
-        """(mean, low, high) of its accuracy less another's on the same rows; None: not known."""
+    def less(self, other: "Cell") -> Interval | None:
+        """Its accuracy less another's on the same rows; None: not known."""
         ours, theirs = self.rights(), other.rights()
-        if not (ours and theirs and alike([*ours, *theirs])):
+        if not (ours and theirs and alike(ours + theirs)):
             return None
         return difference(ours, theirs, self.clusters())
 
     def right_alone(self, other: "Cell") -> float:
         """Share of the rows right here that another has wrong, over pairs of seeds."""
-        pairs = [row for both in zip(self.rights(), other.rights()) for row in zip(*both)]
-        right = [theirs for ours, theirs in pairs if ours == "1"]
-        return right.count("0") / max(len(right), 1)
+        found = [
+            theirs == "0"
+            for pair in zip(self.rights(), other.rights())
+            for ours, theirs in zip(*pair)
+            if ours == "1"
+        ]
+        return fmean(found) if found else 0.0
 
     def ms(self) -> float | None:
         """Milliseconds an answer."""
@@ -133,13 +144,12 @@ class Cell:
     def speed_up(self) -> float | None:
         """CoT's time over its own, both beside the same thinking run; None: not measured."""
         taken = list(map(times, self.benches))
-        base = [name for each in taken for name in each if METHODS[name[0]].thinks][:1]
 
-        def relative(name: Label) -> float | None:
-            both = [each for each in taken if base and {name, base[0]} <= each.keys()]
-            return fmean(each[name] / each[base[0]] for each in both) if both else None
+        def over_thinking(mine: Label) -> float | None:
+            both = [each for each in taken if {mine, THINKING} <= each.keys()]
+            return fmean(each[mine] / each[THINKING] for each in both) if both else None
 
-        cot, own = relative(label("cot", {})), relative(self.label)
+        cot, own = over_thinking(COT), over_thinking(self.label)
         return cot / own if cot and own else None
 
 
@@ -169,12 +179,13 @@ class Book(NamedTuple):
         names = names or [name for name in PRESETS if name.startswith(beginning)]
         return [self.cell(name) for name in names if name in PRESETS]
 
-    def lines(self, kind: str) -> Iterator[tuple[Record, Record]]:
-        """(record, line) of every measurement that has a `kind`."""
+    def measured(self, key: str) -> list[tuple[Record, list[Record]]]:
+        """Each measurement that has lines with a `key`, and those lines."""
+        found = []
         for record in self.benches:
-            for line in record.get("lines", ()):
-                if kind in line:
-                    yield record, line
+            lines = [line for line in record.get("lines", ()) if key in line]
+            found += [(record, lines)] if lines else []
+        return found
 
 
 def read_book(folder: Path = RECORDS) -> Book:

@@ -158,8 +158,3 @@ def check_overlap(task: Task) -> None:
 def place_of(task: Task, split: str, index: int) -> str:
     """Where an example of a finite split was read, or its number."""
     return task.example(split, index, 0).name or f"{split} row {index}"
-
-
-def summary(task: Task, sizes: Sequence[int]) -> str:
-    """The range of example sizes in words: "1 … 10 operations"."""
-    return f"{min(sizes)} … {max(sizes)} {task.unit}"

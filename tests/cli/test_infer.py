@@ -260,12 +260,12 @@ def test_stops_in_batches_are_those_one_by_one(empty):
 
 
 def test_nothing_is_read_after_a_stop(empty, monkeypatch):
-    usual, told = infer.InlineText.tell, []
+    usual, taken = infer.InlineText.take, []
     monkeypatch.setattr(
-        infer.InlineText, "tell", lambda self, event: told.append(event) or usual(self, event)
+        infer.InlineText, "take", lambda self, event: taken.append(event) or usual(self, event)
     )
     call("infer", "The coin starts at state heads.", "--run", SHIPPED, "--stop", " final")
-    assert sum(isinstance(event, int) for event in told) == 2
+    assert sum(isinstance(event, int) for event in taken) == 2
 
 
 # -- which model -----------------------------------------------------------------------------------

@@ -27,11 +27,14 @@ def evaluation(share: float, seed: int, clusters: list[int] | None = None) -> di
     }
 
 
+MADE = {"machine": "a card", "revision": "abc1234"}
+
+
 def trained(name: str, share: float, seed: int = 1, named: bool = True) -> dict[str, Any]:
     """A training of a preset that `named` it, or had its settings all the same."""
     preset = PRESETS[name]
     clusters = [i // 3 for i in range(N)] if preset.settings["task"] == "two-hop" else None
-    found = {
+    return {
         "run": f"runs/{name}",
         "seed": seed,
         "hidden_size": WIDTHS[preset.size],
@@ -40,48 +43,58 @@ def trained(name: str, share: float, seed: int = 1, named: bool = True) -> dict[
         "test": evaluation(share, seed, clusters),
         "steps": 10,
         "train_seconds": 100.4 + seed,
-        "machine": "a card",
-        "revision": "abc1234",
+        **MADE,
+        **({"preset": name} if named else {}),
     }
-    return found | ({"preset": name} if named else {})
+
+
+WAYS = [
+    {"prefill": "sequential", "draft": "trivial", "lookahead": None, "ms": 99.0},
+    {"prefill": "speculative", "draft": "trivial", "lookahead": None},
+    {"prefill": "speculative", "draft": "carry", "lookahead": 2, "ms": 88.0},
+]
 
 
 def answered(name: str, **ms: float) -> dict[str, Any]:
     """`bench answers` of a thinking run of a preset: milliseconds by method."""
-    lines = []
-    for method, taken in ms.items():
-        line = {"what": "answers, one at a time", "run": f"runs/{method}", "method": method}
-        line |= {"options": {"latents": 6} if method == "coconut" else {}, "prompts": 7}
-        line |= dict.fromkeys(["rounds", "entered_and_one", "chunk_passes", "tokens"], 2.5)
-        line |= {"ms": taken, "thought_tokens": 9.0, "speed_up": 1.5}
-        ways = [{}]
-        if method == "thinking":
-            ways = [{"prefill": "sequential", "draft": "trivial", "lookahead": None, "ms": 99.0}]
-            ways += [{"prefill": "speculative", "draft": "trivial", "lookahead": None}]
-            ways += [{"prefill": "speculative", "draft": "carry", "lookahead": 2, "ms": 88.0}]
-        lines += [line | way for way in ways]
-    settings = PRESETS[name].settings | {"preset": name, "model": "m"}
-    found = {
+    lines = [
+        {
+            "what": "answers, one at a time",
+            "run": f"runs/{method}",
+            "method": method,
+            "options": {"latents": 6} if method == "coconut" else {},
+            "prompts": 7,
+            "ms": taken,
+            "speed_up": 1.5,
+            **dict.fromkeys(["rounds", "entered_and_one", "chunk_passes", "tokens"], 2.5),
+            "thought_tokens": 9.0,
+            **way,
+        }
+        for method, taken in ms.items()
+        for way in (WAYS if method == "thinking" else [{}])
+    ]
+    return {
         "run": f"runs/{name}",
-        "settings": settings,
+        "settings": PRESETS[name].settings | {"preset": name, "model": "m"},
         "lines": lines,
-        "machine": "a card",
-        "revision": "abc1234",
+        "path": "graphs",
+        "hidden_size": WIDTHS[PRESETS[name].size],
+        **MADE,
     }
-    return found | {"path": "graphs", "hidden_size": WIDTHS[PRESETS[name].size]}
 
 
 def costs() -> dict[str, Any]:
     """`bench cost`: Thinking States level, Coconut linear."""
-    lines = [
-        {"what": "forward and backward", "side": side, "steps": n, "path": "eager"}
-        | {part: {"ms": ms * n if side == "Coconut" else ms} for part in parts}
-        for side, ms in (("Thinking States", 2.0), ("Coconut", 4.0))
-        for parts in [("forward", "backward", "both")]
-        for n in (1, 2, 10)
-    ]
-    findings = {"what": "findings", "path": "eager"}
-    findings["Coconut"] = {"ms_a_latent": 4.0, "intercept_ms": 0.0, "r_squared": 1.0}
-    findings["Thinking States"] = {"slowest_over_fastest": 1.0}
-    findings["Coconut at 10 steps over"] = {"Thinking States": 20.0}
-    return {"lines": [*lines, findings], "machine": "a card", "revision": "abc1234"}
+    lines = []
+    for n in (1, 2, 10):
+        for side, ms in (("Thinking States", 2.0), ("Coconut", 4.0 * n)):
+            line = {"what": "forward and backward", "side": side, "steps": n, "path": "eager"}
+            lines.append(line | dict.fromkeys(("forward", "backward", "both"), {"ms": ms}))
+    findings = {
+        "what": "findings",
+        "path": "eager",
+        "Coconut": {"ms_a_latent": 4.0, "intercept_ms": 0.0, "r_squared": 1.0},
+        "Thinking States": {"slowest_over_fastest": 1.0},
+        "Coconut at 10 steps over": {"Thinking States": 20.0},
+    }
+    return {"lines": [*lines, findings], **MADE}

@@ -1,6 +1,8 @@
 """The bench measures what it says: thoughts enter where they were laid down, lines are whole."""
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +14,7 @@ from strategies import Shape, fresh, write_checkpoint
 import minits.lab.bench_train
 from minits.checkpoint.weights import load
 from minits.cli import bench as command
-from minits.cli.sources import SHIPPED
+from minits.cli.sources import SHIPPED, open_model
 from minits.generation import GenerationConfig, prefill
 from minits.lab.bench import (
     LaidDown,
@@ -123,6 +125,26 @@ def test_the_command_prints_a_line_a_measurement_and_one_json_line_last(tmp_path
     *lines, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["lines"][1]["tokens_per_s"] > 0 and last["path"] == "plain"
     assert [line["what"] for line in lines] == [line["what"] for line in last["lines"]]
+
+
+def test_a_training_is_measured_with_the_memory_of_one_model(tmp_path, monkeypatch):
+    opened = []
+
+    def open_and_watch(flags):
+        found = open_model(flags)
+        opened.append(weakref.ref(found.engine))
+        return found
+
+    def lines(*_):
+        gc.collect()
+        yield {"what": "there", "model": opened[0]() is not None}
+
+    monkeypatch.setattr(command, "open_model", open_and_watch)
+    monkeypatch.setattr(command, "bench_train", lines)
+    folder = write_checkpoint(tmp_path / "model", SHAPE)
+    flags = {"part": "train", "model": str(folder), "device": "cpu"}
+    record, _ = command.run(flags)
+    assert record["lines"] == [{"what": "there", "model": False}]
 
 
 def test_ctrl_c_keeps_what_was_measured_and_each_line_is_told_at_once(

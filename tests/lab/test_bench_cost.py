@@ -20,7 +20,6 @@ from minits.lab.bench_cost import (
     SIDES,
     STEPS,
     THINKING,
-    TRIVIAL,
     findings,
     functions_of,
     passes,
@@ -74,16 +73,13 @@ def test_n_steps_are_n_thoughts_and_their_states(sides, n):
     assert batch.lengths.tolist() == [9] * n
     even = LENGTH % model.config.chunk_size == 0  # no chunk follows the last one
     assert (batch.state_at >= 0).sum() == n - even
-    _, trivial = sides[TRIVIAL, n].losses.args
-    assert trivial.trivial_at.tolist() == list(range(n)) and trivial.thought_at.tolist() == [-1]
 
 
 @pytest.mark.parametrize("n", [1, 10, 32])
 def test_the_loss_is_that_of_the_definition(sides, n):
-    for name, steps in ((THINKING, n), (TRIVIAL, n), (PLAIN, 0)):
+    for name, steps in ((THINKING, n), (PLAIN, 0)):
         model, batch = sides[name, steps].losses.args
-        end = model.config.thought_end
-        thought = [*batch.thoughts[0, :8].tolist(), end] if name == THINKING else [end]
+        thought = [*batch.thoughts[0, :8].tolist(), model.config.thought_end] if steps else []
         ids = [*batch.ids[0, :LENGTH].tolist(), int(batch.lm_labels[-1])]
         row = Row(ids, LENGTH - 7, [thought] * steps)
         wanted = teacher_forcing.losses(model, teacher_forcing.collate([row], model))
@@ -95,12 +91,11 @@ def test_re_fed_and_cached_are_the_same_in_loss_and_gradient(model, sides, n):
     found = []
     for name in (COCONUT, REFED):
         figure = torch.zeros((), dtype=torch.float64)
-        forward, backward, clear = functions_of(sides[name, n], figure, model, False)
-        forward()
-        backward()
+        forward, both = functions_of(sides[name, n], figure, model, False)
+        forward().backward()
         found.append([figure, *(p.grad.clone() for p in model.backbone.parameters())])
-        clear()
-    assert all(p.grad is None for p in model.parameters())
+        both()
+        assert all(p.grad is None for p in model.parameters())
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
@@ -132,7 +127,7 @@ def made_up(path="eager"):
     times = [(PLAIN, 0, 2.5)]
     for n in (1, 4, 10):
         times += [(COCONUT, n, 5.0 + 2 * n), (REFED, n, 5.0 + 3 * n)]
-        times += [(THINKING, n, 11.0 if n == 4 else 10.0), (TRIVIAL, n, 10.0)]
+        times.append((THINKING, n, 11.0 if n == 4 else 10.0))
     return [
         {"side": side, "steps": n, "path": path}
         | {part: {"ms": ms * share} for part, share in PARTS.items()}
@@ -158,7 +153,7 @@ def test_the_table_has_a_row_for_each_number_of_steps_and_a_part_for_each_path()
     heads, _, *rows = [line.strip("| ").split(" | ") for line in one.splitlines()]
     assert heads == ["steps, eager", *SIDES] and other.startswith("| steps, graphs |")
     assert [row[0] for row in rows] == ["0", "1", "4", "10"]
-    assert rows[3][4] == "25.0 (10.0 + 15.0)"
+    assert rows[3][3] == "25.0 (10.0 + 15.0)"
     assert table([]) == ""
 
 

@@ -9,12 +9,13 @@ import pytest
 import run
 
 from minits.cli import report
+from minits.cli.report import MARK, PAGES, put_into
 from minits.cli.train import chosen
 from minits.lab import provenance
 from minits.lab.paper import STATE_TRACKING
 from minits.lab.presets import PRESETS, TABLES, Preset
 from minits.lab.records import Book, read_book, read_records
-from minits.lab.tables import MARK, PAGES, put_into, tables
+from minits.lab.tables import tables
 from minits.training.run_folder import flat
 
 README = Path(__file__).parents[2] / "README.md"
@@ -89,12 +90,12 @@ def test_several_runs_of_a_cell_are_all_told():
     assert text.count("table1/vars-20-thinking") == 2
 
 
-def test_a_run_of_a_preset_that_is_no_more_is_told_by_its_own_title():
-    lines = tables(Book([RECORD | {"preset": "tiny/gone", "title": "Chunks of 3"}]))[
-        "runs"
-    ].splitlines()
+@pytest.mark.parametrize("title", [{"title": "Chunks of 3"}, {}])  # `train` writes none
+def test_a_run_of_a_preset_that_is_no_more_is_told_by_its_own_title(title):
+    lines = tables(Book([RECORD | {"preset": "tiny/gone"} | title]))["runs"].splitlines()
     (line,) = [line for line in lines if "tiny/gone" in line]
-    assert line.startswith("| Chunks of 3 (`tiny/gone`) | – | 75.0 [71.0, 79.0] |")
+    name = f"{title.get('title', '')} (`tiny/gone`)".strip()
+    assert line.startswith(f"| {name} | – | 75.0 [71.0, 79.0] |")
     assert sum("(`" in line for line in lines) == len(TABLE1) + 1
 
 
