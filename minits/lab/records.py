@@ -80,7 +80,7 @@ USUAL = {"prefill": "speculative", "draft": "trivial", "lookahead": None}
 def times(bench: Record) -> dict[Label, float]:
     """Milliseconds an answer, by what answers: Thinking States in the usual way."""
     return {
-        label(line["method"], line["options"]): line["ms"]
+        label(line["method"], line.get("options", {})): line["ms"]
         for line in bench.get("lines", ())
         if line["what"] == "answers, one at a time"
         and all(line.get(key, value) == value for key, value in USUAL.items())
