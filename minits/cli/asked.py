@@ -55,7 +55,10 @@ def ways_of(
         plain = [Example(prompt, (), "") for _, prompt in texts]
         moved = [question_first(example, suffix).prompt for example in plain]
         again = [Prompt(line, prompt) for (line, _), prompt in zip(texts, moved)]
-        found.append(Way("question first", encode(again, *asked), config))
+        try:
+            found.append(Way("question first", encode(again, *asked), config))
+        except ValueError as error:
+            raise ValueError(f"--question-first: {error}") from error
     return found
 
 

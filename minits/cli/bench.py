@@ -112,7 +112,8 @@ def some_prompts(opened: Opened) -> list[list[int]]:
 def show_cost(lines: list[Line], figure: str | None) -> None:
     """Prints the table of what was measured, and draws it where there is anything to draw."""
     table = bench_cost.table(lines)
-    print(table, flush=True)
+    if table:
+        print(table, flush=True)
     if figure and table:
         figures.cost(lines, figure)
 

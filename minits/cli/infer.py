@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minits.checkpoint.files import write_text
+from minits.checkpoint.files import plain, write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli.asked import Prompt, Way, read_prompts, ways_of
 from minits.cli.flags import Output, Weights, add_flags, check_new_file, note, take
@@ -114,8 +114,8 @@ def run(given: dict[str, Any]) -> tuple[dict[str, Any], int]:
         texts = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
     method = trained_method(folder, about)
     ways = ways_of(flags, texts, engine, tokenizer, task, method, config)
-    plain = "" if config.think else "; plain decoding, no thoughts"
-    note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
+    quiet = "" if config.think else "; plain decoding, no thoughts"
+    note(f"model {flags.model or folder}: {describe_model(about)}{quiet}")
     say_limit(about, config.max_thought_tokens if config.think else None)
     if config.think and not about:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
@@ -142,9 +142,10 @@ def decide(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
     thinks = engine.thinks and wanted
     idle = [name for name in OF_THOUGHTS if name in given]
     if idle and not thinks:
+        other = "give --think on" if engine.thinks else "name a run of the method thinking"
         raise ValueError(
             f"{flag(idle[0])} does nothing without thoughts, and {folder} answers without them "
-            "here. Leave it out, or give --think on."
+            f"here. Leave it out, or {other}."
         )
     return thinks
 
@@ -171,13 +172,14 @@ def answer_all(
         place, cards = f"line {prompt.line}" if prompt.line else "prompt", []
         for way, each in zip(ways, answers):
             if way.name and not flags.json:
-                print(f"{way.name}:")
+                print(f"{plain(way.name)}:")
             found, ids = next(each), way.ids[number]
             count = len(found.result.thought_ids)
             if beyond := [k for k in way.given if k >= count]:
                 raise ValueError(
-                    f"--thought {beyond[0]}=…: in the {place} and its answer {count} chunks have "
-                    "a thought, counted from 0; name one of them."
+                    f"--thought {beyond[0]}=…: {place} and its answer have {count} chunks with a "
+                    "thought, counted from 0 (those that are read to their end). Name one of "
+                    "them, or give a longer prompt or a larger --max-new-tokens."
                 )
             if flags.json:
                 told = {name: getattr(found.result, name) for name in TOLD}
@@ -215,11 +217,13 @@ def answer_in_order(
 ) -> Iterator[Answer]:
     """Answers in the order of the prompts, each as soon as those before it are there.
 
-    The prompts of a batch are alike in length, as far as a few batches allow.
+    The prompts of a batch are alike in length, as far as a few batches allow; what is printed as
+    it comes is read in order.
     """
     size = 1 if flags.stream else flags.batch_size or 16
-    for start in range(0, len(prompts), 4 * size):
-        near = range(start, min(start + 4 * size, len(prompts)))
+    ahead = 1 if flags.stream else 4 * size
+    for start in range(0, len(prompts), ahead):
+        near = range(start, min(start + ahead, len(prompts)))
         rows = sorted(near, key=lambda row: len(prompts[row]))
         found: dict[int, Answer] = {}
         for first in range(0, len(rows), size):
