@@ -53,6 +53,14 @@ class Gsm(Rows):
         ("cot", "real"): {"steps": 2000, "lr": 3e-5},
     }
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resample and self.align == "given":
+            raise ValueError(
+                "--resample does nothing with --align given: numbers can be drawn anew where rules "
+                "place the steps. Leave one of them out."
+            )
+
     @cached_property
     def templates(self) -> dict[int, Template | None]:
         """Those of the training problems that were drawn so far."""

@@ -188,6 +188,8 @@ HUB = "hf://datasets/"
 def files_in(names: str) -> list[str]:
     """The files that a flag names: one, or several with commas between; paths made absolute."""
     each = [names] if Path(names).exists() else names.split(",")
+    if not all(each):
+        raise ValueError(f"{names}: between commas a file has no name; take one comma out.")
     return [name if name.startswith(HUB) else str(Path(name).absolute()) for name in each]
 
 

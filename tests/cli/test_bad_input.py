@@ -324,6 +324,18 @@ TRAIN_FLAGS = {
         [*TRAIN, "--modulus", "7"],
         ["--modulus: the task parity has no such option"],
     ),
+    "option of another method": (
+        [*TRAIN, "--method", "cot", "--latents", "2"],
+        ["--latents: the method cot has no such option"],
+    ),
+    "a file without a name": (
+        ["train", "gsm", "--train", "good-then-long.txt,"],
+        ["good-then-long.txt,: between commas a file has no name"],
+    ),
+    "other numbers for steps that were given": (
+        ["train", "gsm", "--train", "x", "--align", "given", "--resample", "0.5"],
+        ["--resample does nothing with --align given", "Leave one of them out"],
+    ),
     "no operation to train on": ([*TRAIN, "--max-ops", "0"], ["--max-ops 0", "at least 1"]),
     "evaluation of less than no operations": (
         [*TRAIN, "--eval-max-ops", "-3"],
