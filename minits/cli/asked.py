@@ -54,7 +54,10 @@ def ways_of(
             Prompt(line, question_first(Example(prompt, (), ""), suffix).prompt)
             for line, prompt in texts
         ]
-        ids = encode(moved, opened, method, config, flags.file)
+        try:
+            ids = encode(moved, opened, method, config, flags.file)
+        except ValueError as error:
+            raise ValueError(f"--question-first: {error}") from error
         found.append(Way("question first", ids, config))
     return found
 

@@ -137,7 +137,8 @@ def prompts_of(rows: Pairs) -> list[list[int]]:
 def show_cost(lines: list[Line], figure: str | None) -> None:
     """Prints the table of what was measured, and draws it where there is anything to draw."""
     table = bench_cost.table(lines)
-    print(table, flush=True)
+    if table:
+        print(table, flush=True)
     if figure and table:
         figures.cost(lines, Path(figure))
 

@@ -115,6 +115,22 @@ def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Inter
     return STATES[flags.states]
 
 
+def check_states(flags: EvalFlags, rows: Pairs, limit: int) -> None:
+    """Raises ValueError where a row would have no other to read, or a gold thought be cut."""
+    n, size = len(rows), flags.batch_size
+    if flags.states == "shuffled" and 1 in (size, n % size):
+        raise ValueError(
+            f"--states shuffled: of {n} samples in batches of {size} a row is alone in its batch, "
+            "so there are no states of another row. Choose other --samples, or --batch-size."
+        )
+    longest = max((len(ids) - 1 for _, row in rows for ids in row.thoughts), default=0)
+    if flags.states == "gold" and longest > limit:
+        raise ValueError(
+            f"--states gold: gold thoughts have up to {longest} tokens, and --max-thought-tokens "
+            f"{limit} would cut them. Raise it, or leave it out."
+        )
+
+
 def wrong_and_right(lines: Sequence[Record]) -> list[int]:
     """All rows, a wrong one and a right one in turn as long as there are both."""
     wrong, right = (
@@ -170,6 +186,8 @@ def run(given: Given) -> tuple[Record, int]:
         check_options(flags.task, given)
     check_new_file(flags.out)
     check_new_file(flags.html, name="--html")
+    if flags.html and flags.out and Path(flags.html).resolve() == Path(flags.out).resolve():
+        raise ValueError(f"--out and --html are both {flags.out}; name two files.")
     opened = engine, tokenizer, about, folder = open_model(flags)
     task, split = evaluated(flags, given, opened)
     method = trained_method(folder, about)
@@ -179,6 +197,7 @@ def run(given: Given) -> tuple[Record, int]:
     seed, hook = flags.seed, hook_of(flags, method)
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     config = with_room(engine, rows, config)
+    check_states(flags, rows, config.max_thought_tokens or engine.config.max_thought_tokens)
     note(f"model {folder}: {describe_model(about)}")
     say_limit(about, config.max_thought_tokens)
     if about.get("task") not in (None, task.name):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from minits.checkpoint.files import write_text
+from minits.checkpoint.files import plain, write_text
 from minits.cli.asked import Prompt, Way, read_prompts, ways_of
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.page import MOST_ROWS, head, page
@@ -113,8 +113,8 @@ def run(given: Given) -> tuple[Record, int]:
         texts = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
     method = trained_method(folder, about)
     ways = ways_of(flags, texts, opened, task, method, config)
-    plain = "" if config.think else "; plain decoding, no thoughts"
-    note(f"model {flags.model or folder}: {describe_model(about)}{plain}")
+    quiet = "" if config.think else "; plain decoding, no thoughts"
+    note(f"model {flags.model or folder}: {describe_model(about)}{quiet}")
     say_limit(about, config.max_thought_tokens if config.think else None)
     if config.think and not about:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
@@ -141,9 +141,10 @@ def decide(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
     thinks = engine.thinks and wanted
     idle = [name for name in OF_THOUGHTS if name in given]
     if idle and not thinks:
+        other = "give --think on" if engine.thinks else "name a run of the method thinking"
         raise ValueError(
             f"{flag(idle[0])} does nothing without thoughts, and {folder} answers without them "
-            "here. Leave it out, or give --think on."
+            f"here. Leave it out, or {other}."
         )
     return thinks
 
@@ -167,7 +168,7 @@ def answer_all(
         cards = []
         for way, coming in zip(ways, answers):
             if way.name and not flags.json:
-                print(f"{way.name}:")
+                print(f"{plain(way.name)}:")
             found, ids = next(coming), way.ids[number]
             check_given(way.given, len(found.result.thought_ids), place)
             card = Card(
@@ -198,8 +199,9 @@ def check_given(given: Collection[int], count: int, place: str) -> None:
     """Raises ValueError where a thought was given after a chunk that has none."""
     if beyond := [k for k in given if k >= count]:
         raise ValueError(
-            f"--thought {beyond[0]}=…: in the {place} and its answer {count} chunks have "
-            "a thought, counted from 0; name one of them."
+            f"--thought {beyond[0]}=…: {place} and its answer have {count} chunks with a thought, "
+            "counted from 0 (those that are read to their end). Name one of them, or give a longer "
+            "prompt or a larger --max-new-tokens."
         )
 
 
@@ -208,11 +210,13 @@ def answer_in_order(
 ) -> Iterator[Answer]:
     """Answers in the order of the prompts, each as soon as those before it are there.
 
-    The prompts of a batch are alike in length, as far as a few batches allow.
+    The prompts of a batch are alike in length, as far as a few batches allow; what is printed as
+    it comes is read in order.
     """
     size = 1 if flags.stream else flags.batch_size or 16
-    for start in range(0, len(way.ids), 4 * size):
-        near = range(start, min(start + 4 * size, len(way.ids)))
+    ahead = 1 if flags.stream else 4 * size
+    for start in range(0, len(way.ids), ahead):
+        near = range(start, min(start + ahead, len(way.ids)))
         rows = sorted(near, key=lambda row: len(way.ids[row]))
         found: dict[int, Answer] = {}
         for first in range(0, len(rows), size):

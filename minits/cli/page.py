@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from minits.checkpoint.tiny import ASSETS
 from minits.cli.show import Card, counters
 from minits.cli.sources import Opened, describe_model
-from minits.lab.provenance import revision
+from minits.lab.provenance import revision, without_folders
 from minits.prefill import Speculation, next_lookahead
 from minits.settings import flag
 from minits.thinking import Thought
@@ -165,7 +165,7 @@ def flags_of(given: Mapping[str, Any]) -> str:
             continue
         for each in value if isinstance(value, list) else [value]:
             words += [] if name == "task" else [flag(name)]
-            words += [] if each is True else [without_folder(each)]
+            words += [] if each is True else [without_folders(str(each))]
     return shlex.join(words) or "none"
 
 

@@ -63,7 +63,11 @@ def put_into(path: Path, found: dict[str, str]) -> list[str]:
 
     Raises ValueError if the marks of one do not stand there once each, in order, or if none do.
     """
-    text, names = require(path).read_text(encoding="utf-8"), []
+    try:
+        text, names = require(path).read_bytes().decode(), []
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}. Name another file.") from error
+    end_of_line = "\r\n" if "\r\n" in text else "\n"
     for name, table in found.items():
         begin, end = (MARK.format(name, word) for word in ("begin", "end"))
         if begin not in text and end not in text:
@@ -74,7 +78,8 @@ def put_into(path: Path, found: dict[str, str]) -> list[str]:
                 "once, in this order."
             )
         before, rest = text.split(begin)
-        text = before + begin + "\n" + table + "\n" + end + rest.split(end)[1]
+        put = end_of_line.join([begin, *table.split("\n"), end])
+        text = before + put + rest.split(end)[1]
         names.append(name)
     if not names:
         raise ValueError(

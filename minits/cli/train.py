@@ -106,6 +106,11 @@ def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
     check_options(given["task"])  # an unknown task is the first thing to say
     settings = take(given, TrainSettings)
     method = take(given, METHODS[settings.method])
+    theirs = {each.name for kind in METHODS.values() for each in fields(kind)}
+    if others := sorted(theirs & given.keys()):  # its own were taken
+        raise ValueError(
+            f"{flag(others[0])}: the method {settings.method} has no such option; leave it out."
+        )
     task = make_task(settings.task, **given)
     method.check(task)
     return resolve(settings, task), task, method

@@ -2,6 +2,8 @@
 import datetime
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +17,33 @@ Record = dict[str, Any]
 
 def record(figures: Record, *, device: str, seed: int | None = None) -> Record:
     """`figures` with command, date, source revision, machine and library versions beside them."""
-    program = Path(sys.argv[0]).name  # no path of this machine
+    program = Path(sys.argv[0]).name
     return {
-        "command": " ".join(["python", program, *sys.argv[1:]]),
+        "command": shlex.join(["python", program, *map(without_folders, sys.argv[1:])]),
         "date": datetime.date.today().isoformat(),
         "revision": revision(),
         "seed": seed,
         "machine": machine(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
-    } | figures
+    } | without_paths(figures)
+
+
+def without_folders(text: str) -> str:
+    """A word of a command, or a value: of absolute paths that are there the names alone."""
+
+    def name(found: re.Match) -> str:
+        path = Path(found[0])
+        return path.name if os.path.exists(path) and path.name else found[0]
+
+    return re.sub(r"(?:^|(?<=[,=]))/[^,=]+", name, text)
+
+
+def without_paths(value: Any) -> Any:
+    """A value without paths of this machine, but for the folder of a run, where to look for it."""
+    if isinstance(value, dict):
+        return {key: each if key == "run" else without_paths(each) for key, each in value.items()}
+    return without_folders(value) if isinstance(value, str) else value
 
 
 def machine(device: str) -> str:

@@ -53,6 +53,14 @@ class Gsm(Rows):
         ("cot", "real"): {"steps": 2000, "lr": 3e-5},
     }
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.resample and self.align == "given":
+            raise ValueError(
+                "--resample does nothing with --align given: numbers can be drawn anew where rules "
+                "place the steps. Leave one of them out."
+            )
+
     @cached_property
     def templates(self) -> dict[int, Template | None]:
         """Those of the training problems that were drawn so far."""
@@ -64,11 +72,22 @@ class Gsm(Rows):
             return RowsFile(rows, about)
         whole = [problem for problem in rows if problem.complete]
         if not whole:
-            raise ValueError(f"{about['file']}: no problem has a last step that gives its answer.")
+            raise ValueError(
+                f"{about['file']}: of {len(rows)} problems none has a last step that gives its "
+                "answer, and only such are trained on. Mend the steps, or give --align given."
+            )
         return RowsFile(whole, about | {"left_out": len(rows) - len(whole)})
 
     def row(self, line: str) -> Any:
-        return super().row(line) if self.align == "given" else parse_problem(line)
+        if self.align != "given":
+            return parse_problem(line)
+        row = super().row(line)
+        if "####" in row.answer:
+            raise ValueError(
+                "the answer is a chain of thought (####), whose steps have no places: --align "
+                "given is for lines as the task rows reads them, --align rules for this one"
+            )
+        return row
 
     def prompt(self, split: str, index: int) -> str:
         row = self.file(split).examples[index]

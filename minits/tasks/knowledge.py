@@ -4,6 +4,7 @@ It is asked in plain text, greedily. A fact is known if in at least one of three
 line of the reply holds a name of its object, as whole words.
 """
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -71,9 +72,12 @@ def read_known(path: Path) -> dict[str, Any]:
 
     Raises FileNotFoundError with what is there instead, or ValueError for another file.
     """
-    found = read_json(path)
+    found: dict[str, Any] = {}
+    with suppress(ValueError):
+        found = read_json(path)
     if not found.keys() >= {"model", "data", "kept"}:
         raise ValueError(
-            f"--known {path} has no model, data, kept: make it with data two-hop --ask-model."
+            f"--known {path} is no JSON object with model, data, kept: make it with data two-hop "
+            "--ask-model."
         )
     return found | {"sha256": sha256(path.read_bytes()).hexdigest()}

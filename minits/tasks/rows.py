@@ -188,6 +188,8 @@ HUB = "hf://datasets/"
 def files_in(names: str) -> list[str]:
     """The files that a flag names: one, or several with commas between; paths made absolute."""
     each = [names] if Path(names).exists() else names.split(",")
+    if not all(each):
+        raise ValueError(f"{names}: between commas a file has no name; take one comma out.")
     return [name if name.startswith(HUB) else str(Path(name).absolute()) for name in each]
 
 
@@ -311,7 +313,7 @@ def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
 def members(value: Any, kinds: dict[str, type], what: str) -> list[Any]:
     """The values of a JSON object that has these keys. Raises ValueError for any other thing."""
     if not isinstance(value, dict) or set(value) != set(kinds):
-        found = ", ".join(value) if isinstance(value, dict) else json.dumps(value)
+        found = ", ".join(value) or "none" if isinstance(value, dict) else json.dumps(value)
         raise ValueError(
             f"{what} holds {found:.200}; it must be an object that holds {', '.join(kinds)}"
         )

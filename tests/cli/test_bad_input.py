@@ -50,6 +50,10 @@ PROMPTS = {
         ["--file good-then-unknown.txt, line 3", "' sings'"],
     ),
     "two prompts": ([*INFER, PROMPT, PROMPT], ["unrecognized arguments"]),
+    "a word that the question first begins with": (
+        [*INFER, PROMPT.replace("Bob", "Alice"), "--question-first"],
+        ["--question-first: the word 'Alice' is not in this small vocabulary"],
+    ),
     "a word of 200 kB": ([*INFER, "x" * 200_000], ["not in this small vocabulary", " … "]),
     "UTF-16": ([*INFER, "--file", "utf16.txt"], ["utf16.txt", "not UTF-8", "Convert"]),
     "a path that is too long": ([*INFER, "--file", "x" * 5000], ["too long"]),
@@ -122,6 +126,18 @@ IDLE = {
     "chunk size of a plain model": (
         ["infer", PROMPT, "--model", "plain", "--chunk-size", "4"],
         ["--chunk-size does nothing without thoughts", "plain", "--think on"],
+    ),
+    "states of another row where there is none": (
+        [*EVAL, "--states", "shuffled", "--batch-size", "1"],
+        ["--states shuffled", "2 samples in batches of 1", "--batch-size"],
+    ),
+    "states of another row in the last batch": (
+        [*EVAL[:-6], "--samples", "5", "--states", "shuffled", "--batch-size", "4"],
+        ["--states shuffled", "5 samples in batches of 4", "--samples"],
+    ),
+    "gold thoughts that would be cut": (
+        [*EVAL[:-1], "1", "--states", "gold"],
+        ["--states gold", "--max-thought-tokens 1", "Raise it"],
     ),
     "layer of a plain model": (
         ["infer", PROMPT, "--model", "plain", "--inject-after", "1"],
@@ -307,6 +323,18 @@ TRAIN_FLAGS = {
     "option of another task": (
         [*TRAIN, "--modulus", "7"],
         ["--modulus: the task parity has no such option"],
+    ),
+    "option of another method": (
+        [*TRAIN, "--method", "cot", "--latents", "2"],
+        ["--latents: the method cot has no such option"],
+    ),
+    "a file without a name": (
+        ["train", "gsm", "--train", "good-then-long.txt,"],
+        ["good-then-long.txt,: between commas a file has no name"],
+    ),
+    "other numbers for steps that were given": (
+        ["train", "gsm", "--train", "x", "--align", "given", "--resample", "0.5"],
+        ["--resample does nothing with --align given", "Leave one of them out"],
     ),
     "no operation to train on": ([*TRAIN, "--max-ops", "0"], ["--max-ops 0", "at least 1"]),
     "evaluation of less than no operations": (

@@ -65,6 +65,17 @@ def test_streamed_text_equals_the_text_shown_at_once(empty):
     assert outputs[0][0].startswith("The coin") and "[T:" in outputs[0][0]
 
 
+def test_prompts_of_a_file_are_streamed_in_their_order(empty):
+    (empty / "prompts.txt").write_text("\n".join(coins(5)))
+    told = []
+    for more in ([], ["--stream"]):
+        status, out, _ = call("infer", "--run", SHIPPED, "--file", "prompts.txt", *more)
+        assert status == 0
+        told.append([line for line in out.splitlines() if " seconds" not in line])
+    without_time = [[line.rpartition(";")[0] or line for line in each] for each in told]
+    assert without_time[0] == without_time[1]
+
+
 # -- ways of reading -------------------------------------------------------------------------------
 
 

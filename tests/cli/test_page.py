@@ -23,7 +23,7 @@ from minits import GenerationConfig, load
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli import page as pages
-from minits.cli.page import MOST_BYTES, lanes, page, without_folder
+from minits.cli.page import MOST_BYTES, flags_of, lanes, page, without_folder
 from minits.cli.show import Card
 from minits.cli.sources import SHIPPED
 from minits.generation import GenerationResult, generate_ids, with_texts
@@ -299,6 +299,8 @@ def test_the_same_command_writes_the_same_bytes_and_no_path_of_this_machine(comm
 
 def test_a_page_replaces_nothing_and_needs_a_folder(empty):
     (empty / "mine.html").write_text("years of work")
+    status, out, err = call(*EVAL, "--html", "same", "--out", "./same")
+    assert (status, out) == (2, "") and "--out and --html are both ./same" in err
     for command in (INFER, EVAL):
         status, out, err = call(*command, "--html", "mine.html")
         assert (status, out) == (2, "") and "--html mine.html exists" in err
@@ -374,8 +376,9 @@ BAD = {
     "no number": ("x=heads", "give K=TEXT"),
     "negative": ("-1=heads", "give K=TEXT"),
     "no text": ("1", "give K=TEXT"),
-    "no chunk": ("7=heads", "--thought 7=…: in the prompt and its answer 3 chunks have a thought"),
+    "no chunk": ("7=heads", "--thought 7=…: prompt and its answer have 3 chunks with a thought"),
     "unknown word": ("1=dog", "--thought 1=dog: the word ' dog' is not in this small vocabulary"),
+    "control characters": ("1=\x1b[31m", "--thought 1=\\x1b[31m: the word"),
     "too long": ("1=heads heads heads", "has 3 tokens, more than --max-thought-tokens = 2"),
 }
 
@@ -409,6 +412,12 @@ def test_the_question_first_stands_beside_the_prompt_as_it_is(inside):
     Path("first.html").unlink()
     tokens = "".join(Parsed(html).texts("u"))
     assert tokens.startswith(prompt) and f"How many? {prompt}" in tokens
+
+
+def test_a_text_that_only_looks_like_a_path_stays_whole_among_the_flags(tmp_path):
+    given = {"run": str(tmp_path), "stop": ["/think", "a=/no/such"], "suffix": "/"}
+    told = f"--run {tmp_path.name} --stop /think --stop a=/no/such --suffix /"
+    assert flags_of(given) == told
 
 
 def test_paths_of_this_machine_are_cut_to_names():

@@ -102,6 +102,8 @@ def test_baselines_train_evaluate_and_answer_without_thoughts(method, empty):
     assert not list((empty / "run").rglob("thinking.safetensors"))
     status, out, err = call("infer", PROMPT, "--run", "run", "--json", "--max-new-tokens", "4")
     assert status == 0 and result(out)["thoughts"] == [] and f"{method} on parity" in err
+    status, _, err = call("infer", PROMPT, "--run", "run", "--thought", "0= heads")
+    assert status == 2 and "name a run of the method thinking" in err and "--think on" not in err
 
 
 def test_vars_trains_with_its_own_options(empty):

@@ -146,6 +146,13 @@ def test_writing_a_table_changes_nothing_else(tmp_path):
     file.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     assert put_into(file, {"summary": "other", "runs": "new"}) == ["runs"]
     assert file.read_text() == f"before\n{begin}\nnew\n{end}\nafter\n"
+    file.write_bytes(f"before\r\n{begin}\r\nold\r\n{end}\r\nafter".encode())
+    put_into(file, {"runs": "new\nlines"})
+    told = f"before\r\n{begin}\r\nnew\r\nlines\r\n{end}\r\nafter"
+    assert file.read_bytes().decode() == told
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="page.md is not UTF-8"):
+        put_into(file, {"runs": "new"})
     file.write_text(f"{end}{begin}")
     with pytest.raises(ValueError, match="in this order"):
         put_into(file, {"runs": "new"})
@@ -156,9 +163,30 @@ def test_writing_a_table_changes_nothing_else(tmp_path):
 
 def test_a_line_that_is_no_record_is_named(tmp_path):
     file = tmp_path / "records.jsonl"
-    file.write_text("{}\n{\n")
-    with pytest.raises(ValueError, match="line 2"):
-        read_records(file)
+    good = '{"machine": "a card", "revision": "abc"}'
+    for bad in ("{", "[]", "5", "", "{}", '{"machine": "a card"}'):
+        file.write_text(f"{good}\n{bad}\n")
+        with pytest.raises(ValueError, match="line 2: not a record"):
+            read_records(file)
+    for kind in ("train", "eval"):
+        file.rename(tmp_path / f"{kind}.jsonl")
+        file = tmp_path / f"{kind}.jsonl"
+        file.write_text(good)
+        with pytest.raises(ValueError, match="line 1: not a record.* lacks one of .*seed"):
+            read_records(file)
+
+
+def test_a_record_has_no_path_of_this_machine_but_the_folder_of_its_run(tmp_path, monkeypatch):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("")
+    words = ["run.py", "train", f"--out={tmp_path}", "--train", f"{file},{file}"]
+    monkeypatch.setattr("sys.argv", [*words, "--suffix", "/think, then answer"])
+    figures = {"settings": {"train": str(file)}, "data_files": {"train": {"file": str(file)}}}
+    line = provenance.record(figures | {"run": str(tmp_path), "n": 3}, device="cpu")
+    assert line["run"] == str(tmp_path) and line["n"] == 3
+    assert line["settings"]["train"] == line["data_files"]["train"]["file"] == "rows.jsonl"
+    told = f"--out={tmp_path.name} --train rows.jsonl,rows.jsonl"
+    assert line["command"] == f"python run.py train {told} --suffix '/think, then answer'"
 
 
 def test_the_command_prints_tables_and_json(capsys):

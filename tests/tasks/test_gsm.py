@@ -70,6 +70,9 @@ def test_given_places_are_read_as_by_the_task_rows(tmp_path):
     (found,) = examples(given)
     assert found.values == ((len("The answer is "), 0),)
     assert [replace(found, values=())] == examples(rows)
+    chain = written(tmp_path, json.dumps(row | {"answer": "<<2+2=4>> #### 4"}), name="chain.jsonl")
+    with pytest.raises(ValueError, match="chain.jsonl, line 1: .*--align rules for this one"):
+        make_task("gsm", train=chain, align="given").size("train")
 
 
 def test_problems_whose_steps_do_not_give_the_answer_are_evaluated_but_not_trained_on(tmp_path):
@@ -79,7 +82,9 @@ def test_problems_whose_steps_do_not_give_the_answer_are_evaluated_but_not_train
     assert (task.size("train"), task.size("test")) == (3, 2)
     assert task.sources()["train"]["left_out"] == 2
     assert all(not example.values for example in examples(task, "test"))
-    with pytest.raises(ValueError, match="no problem has a last step that gives its answer"):
+    with pytest.raises(
+        ValueError, match="of 2 problems none has a last step that gives its answer"
+    ):
         make_task("gsm", train=written(tmp_path, *astray)).size("train")
 
 

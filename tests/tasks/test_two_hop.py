@@ -406,7 +406,7 @@ def test_training_reads_the_kept_rows_of_the_same_files(files, tmp_path):
     with pytest.raises(ValueError, match="was made from other rows than those of .*train.jsonl"):
         rows_only(files, valid_share=0, **how).size("train")
     path.write_text("{}")
-    with pytest.raises(ValueError, match="has no model, data, kept: make it with"):
+    with pytest.raises(ValueError, match="is no JSON object with model, data, kept: make it with"):
         rows_only(files, **how).size("train")
 
 
