@@ -28,7 +28,7 @@ from minits.tasks.task import check_overlap, describe_sources
 from minits.tasks.two_hop import TwoHop
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
-from minits.training.recipe import Machine
+from minits.training.recipe import Machine, recipe_of
 from minits.training.scoring import sharing
 
 WORDS = "show an example of a task with its chunks, markers and targets"
@@ -47,7 +47,7 @@ class DataFlags(Output, Machine):
     )
     revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(
-        None, "c: tokens a chunk; default: as in training, else 8", least=1
+        None, "c: tokens a chunk; default: as in training, else by recipe", least=1
     )
     max_thought_tokens: int | None = setting(
         None, "longest thought, in tokens; default: as in training, else 64", least=1
@@ -232,7 +232,8 @@ def described(
         tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
     else:
         tokenizer = tiny_tokenizer(task.texts())
-    c = flags.chunk_size or about.get("chunk_size", 8)
+    recipe = recipe_of(task, "thinking", flags.model if folder is None else str(folder))
+    c = flags.chunk_size or about.get("chunk_size") or recipe.get("chunk_size", 8)
     limit = flags.max_thought_tokens or about.get("max_thought_tokens", 64)
     config = ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id, limit)
     return task, replace(method, **options), tokenizer, config

@@ -102,7 +102,8 @@ def test_data_shows_an_example_with_markers_targets_and_statistics(task, empty):
     assert lines[0].removeprefix("marked: ").replace("<T>", "") == figures["prompt"]
     assert figures["samples"] == 5 and 0 <= figures["late_share"] <= 1
     assert 0 < figures["nontrivial_share"] <= 1
-    assert len(figures["thoughts"]) == (len(figures["ids"]) - 1) // 8
+    c = {"parity": 8, "vars": 4}[task]  # as they are trained
+    assert len(figures["thoughts"]) == (len(figures["ids"]) - 1) // c
 
 
 def test_data_of_another_index_shows_another_example_of_the_same_length(empty):
