@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
+from textwrap import shorten
 from typing import Any, ClassVar, Protocol
 
 from minits.supervision import Example
@@ -149,7 +150,7 @@ def check_overlap(task: Task) -> None:
         if both:
             here, there = (place_of(task, split, places[split][both[0]]) for split in (one, other))
             raise ValueError(
-                f"{there} asks what {here} asks: {both[0]!r:.200} "
+                f"{there} asks what {here} asks: {shorten(both[0], 160)!r} "
                 f"({len(both)} such in {task.title(one)} and {task.title(other)}). What was seen "
                 "in training measures nothing: take the rows out of one of them."
             )
