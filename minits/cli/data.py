@@ -232,7 +232,7 @@ def described(
         tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
     else:
         tokenizer = tiny_tokenizer(task.texts())
-    recipe = recipe_of(task, "thinking", flags.model if folder is None else str(folder))
+    recipe = recipe_of(task, method.name, str(folder or "tiny"))
     c = flags.chunk_size or about.get("chunk_size") or recipe.get("chunk_size", 8)
     limit = flags.max_thought_tokens or about.get("max_thought_tokens", 64)
     config = ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id, limit)
