@@ -189,6 +189,15 @@ def table2_presets() -> dict[str, Preset]:
                 settings["lr"] = 3e-5
             made = reasoning_preset(size, f"{line.title}, {size}", benchmark, **settings)
             found[beginning + name] = replace(made, beside=f"{beginning}thinking")
+    for size, name in product(WIDTHS, ("cot", "thinking")):
+        beginning = f"two-hop/full-{size.lower()}-"
+        usual = found[beginning + name]
+        found[f"{beginning}{name}-said"] = replace(
+            usual,
+            title=f"{LINES[name].title}, facts said, {size}",
+            settings=usual.settings | {"fact_thoughts": "said"},
+            beside=f"{beginning}thinking-said",
+        )
     usual = found["gsm/0.5b-coconut"]
     for latents, (share, speed) in paper.COCONUT.items():
         if latents != LATENT["latents"]:

@@ -176,10 +176,18 @@ class Book(NamedTuple):
     def cell(self, name: str) -> Cell:
         """What there is of a preset."""
         preset = PRESETS[name]
-        beside = preset.beside or name
-        runs = [run for run in self.runs if "test" in run and belongs(run, name, preset)]
-        benches = [each for each in self.benches if belongs(each, beside, PRESETS[beside])]
+        runs = self.trained(name)
+        beside = self.trained(preset.beside) if preset.beside else runs
+        measured = [run["settings"] for run in beside]
+        benches = [each for each in self.benches if each.get("settings") in measured]
         return Cell(name, preset, runs, benches)
+
+    def trained(self, name: str) -> list[Record]:
+        """The runs of a preset; of those with the same seed the best on valid, if that is known."""
+        runs = [run for run in self.runs if "test" in run and belongs(run, name, PRESETS[name])]
+        runs.sort(key=lambda run: run.get("accuracy_valid", 0.0))
+        chosen = {run["seed"]: run for run in runs}
+        return [run for run in self.runs if run in chosen.values()]
 
     def cells(self, beginning: str, *endings: str) -> list[Cell]:
         """Those of the presets whose names begin so, or are that and one of the endings."""

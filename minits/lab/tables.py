@@ -123,20 +123,21 @@ def methods(book: Book) -> str:
     rows = [
         [f"{beginning}{size.lower()}-{method}" for beginning in BENCHMARKS.values()]
         for size in WIDTHS
-        for method in (*LINES, "as-written")
+        for method in (*LINES, "cot-said", "thinking-said", "as-written")
     ]
     rows.append(["paper/gsm-1.5b", "", ""])
-    lines = [
-        [title(book.cell(names[0])), *(part for name in names for part in benchmark(name, book))]
-        for names in rows
-        if names[0] in PRESETS
-    ]
+    lines = []
+    for names in rows:
+        if known := [name for name in names if name in PRESETS]:
+            cells = [part for name in names for part in benchmark(name, book)]
+            lines.append([title(book.cell(known[0])), *cells])
     compared = [
         line
         for size in WIDTHS
         for name, beginning in BENCHMARKS.items()
+        for beside in (LINES, ("cot-said", "no-cot", "thinking-said"))
         for line in differences(
-            f"- {name}, {size}", book.cells(f"{beginning}{size.lower()}-", *LINES)
+            f"- {name}, {size}", book.cells(f"{beginning}{size.lower()}-", *beside)
         )
     ]
     words = "**Test rows right and times CoT's speed, means over seeds (the paper's, on 1.5B); the "
@@ -161,7 +162,9 @@ def benchmark(name: str, book: Book) -> list[str]:
 
 
 def differences(name: str, cells: Sequence[Cell]) -> Iterator[str]:
-    """How far every method lies from CoT and from No-CoT, a line each."""
+    """How far every method lies from CoT and from No-CoT, the first two cells, a line each."""
+    if len(cells) < 3:
+        return  # none of these presets
     cot, no_cot, *others = cells
     pairs = [(no_cot, cot), *((each, base) for each in others for base in (cot, no_cot))]
     for other, base in pairs:
@@ -184,7 +187,8 @@ def runs_of(task: str, book: Book, figures: Columns) -> str:
         settings, name = run.get("settings", {}), preset_of(run)
         of_task = settings.get("task") == task and "test" in run
         # A run of any other preset has a table of its own.
-        if of_task and name not in PRESETS and run not in placed:
+        elsewhere = name in PRESETS and not name.startswith(tuple(beginnings))
+        if of_task and not elsewhere and run not in placed:
             own = Preset(f"{METHODS[settings['method']].title}, {weights_of(run)}", settings)
             cells.append(Cell(name or "", own, [run]))
     lines = [each for cell in cells for each in apart(cell)]

@@ -28,18 +28,21 @@ def evaluation(share: float, seed: int, clusters: list[int] | None = None) -> di
 
 
 MADE = {"machine": "a card", "revision": "abc1234"}
+START = {"model": "runs/some-start"}
 
 
 def trained(name: str, share: float, seed: int = 1, named: bool = True) -> dict[str, Any]:
     """A training of a preset that `named` it, or had its settings all the same."""
     preset = PRESETS[name]
     clusters = [i // 3 for i in range(N)] if preset.settings["task"] == "two-hop" else None
+    valid = evaluation(share, seed + 100)
     return {
         "run": f"runs/{name}",
         "seed": seed,
         "hidden_size": WIDTHS[preset.size],
-        "settings": preset.settings | {"model": "runs/some-start"},
-        "valid": evaluation(share, seed + 100),
+        "settings": preset.settings | START,
+        "valid": valid,
+        "accuracy_valid": valid["accuracy"],
         "test": evaluation(share, seed, clusters),
         "steps": 10,
         "train_seconds": 100.4 + seed,
@@ -75,7 +78,7 @@ def answered(name: str, **ms: float) -> dict[str, Any]:
     ]
     return {
         "run": f"runs/{name}",
-        "settings": PRESETS[name].settings | {"preset": name, "model": "m"},
+        "settings": PRESETS[name].settings | START,
         "lines": lines,
         "path": "graphs",
         "hidden_size": WIDTHS[PRESETS[name].size],

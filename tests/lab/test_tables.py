@@ -70,6 +70,34 @@ def test_a_cell_is_the_mean_over_seeds_with_the_papers_figure_beside_it():
     assert alone == f"{percent((test['accuracy'], *test['interval']))} (42.22)"
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_of_runs_with_one_seed_the_best_on_valid_fills_the_cell(named):
+    name = "gsm/0.5b-thinking"
+    runs = [trained(name, share, named=named) for share in (0.3, 0.6, 0.2)]
+    for rate, run in enumerate(runs, 1):
+        run["settings"] = run["settings"] | {"lr": rate * 1e-5}
+    runs.append(trained(name, 0.1, 2, named))
+    book = Book(runs)
+    assert book.cell(name).runs == [runs[1], runs[3]]
+    lines = [each for each in tables(book)["gsm"].splitlines() if "Thinking States, 0.5B" in each]
+    assert len(lines) == 4 and sum(name in each for each in lines) == (4 if named else 2)
+    assert sum("not run" in each for each in lines) == 0
+
+
+def test_facts_that_are_said_are_rows_of_their_own():
+    ends = ("cot", "no-cot", "thinking", "cot-said", "thinking-said")
+    runs = [trained(f"two-hop/full-0.5b-{end}", 0.5, i, i % 2) for i, end in enumerate(ends)]
+    table = tables(Book(runs))["methods"]
+    found = line(table, "`two-hop/full-0.5b-thinking-said`")
+    assert found["method, weights"].startswith("Thinking States, facts said, 0.5B")
+    assert found["GSM, %"] == "–" and found["2-hop FK, %"].endswith("(54.91)")
+    for one, other in ((4, 3), (4, 1), (2, 0), (2, 1)):
+        sides = [[runs[i]["test"]["right"]] for i in (one, other)]
+        less = percent(difference(*sides, runs[0]["test"]["clusters"]), "+")
+        names = [PRESETS[f"two-hop/full-0.5b-{ends[i]}"].title[:-6] for i in (one, other)]
+        assert f"- 2-hop FK, 0.5B: {names[0]} less {names[1]} {less} points" in table
+
+
 def test_two_hop_rows_are_drawn_by_subject():
     runs = [trained("two-hop/full-0.5b-thinking", 0.5, seed) for seed in (1, 2, 3)]
     cot = [trained("two-hop/full-0.5b-cot", 0.4, seed + 9) for seed in (1, 2, 3)]
@@ -109,6 +137,9 @@ def test_speed_is_over_cot_by_way_of_the_thinking_run_that_answered_in_turn():
     assert book.cell("gsm/0.5b-coconut").ms() == 5.0
     assert book.cell("gsm/0.5b-coconut-9").speed_up() is None
     assert len(tables(book)["answers"].splitlines()) == 2 + 4 + 4
+    for bench in benches:
+        bench["settings"] = bench["settings"] | {"lr": 1.0}  # of weights with no accuracy here
+    assert book.cell("gsm/0.5b-cot").speed_up() is None
 
 
 def test_an_ablation_stands_beside_its_default():
