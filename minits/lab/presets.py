@@ -93,6 +93,7 @@ GSM = {
 TWO_HOP = {
     "suffix": "Say it now.",
     "fact_thoughts": "trivial",
+    "steps_shown": "bridge",
     "step_after": "hop",
     "eval_samples": 817,
     "keep_best": True,

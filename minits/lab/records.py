@@ -18,8 +18,8 @@ from minits.lab.provenance import Record
 
 RECORDS = Path(__file__).parent / "records"
 # Settings that make a training one of a cell of Table 2, whose presets' names begin so.
-IDENTITY = "task method knowledge fact_thoughts step_after suffix resample chunk_size".split()
-IDENTITY += "one_per_chunk removal latents".split()
+IDENTITY = "task method knowledge fact_thoughts steps_shown step_after suffix resample".split()
+IDENTITY += "chunk_size one_per_chunk removal latents".split()
 TABLE2 = ("gsm/", "two-hop/")
 Label = tuple[Any, ...]
 Interval = tuple[float, float, float]  # mean, low, high

@@ -2,7 +2,8 @@
 
 Two regimes (paper, section 4.2). Full knowledge: all facts are rows of the training too, so that
 what is measured is how they are put together. Parametric: only rows stay whose two facts the base
-model knows, without guessing the answer (knowledge.py).
+model knows, without guessing the answer (knowledge.py); facts may be trained on beside them, but
+none about what valid and test ask.
 """
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +44,9 @@ class TwoHop(Rows):
         choices=("rows", *REGIMES),
     )
     facts: str | None = setting(
-        None, "file of facts; each is a training row: its template with the subject, the object"
+        None,
+        "file of facts; each is a training row: its template with the subject, the object. With "
+        "--known only facts about what no question of valid or test is about",
     )
     fact_repeats: int = setting(1, "how often an epoch goes through the facts", least=1)
     fact_thoughts: str = setting(
@@ -61,7 +64,9 @@ class TwoHop(Rows):
         most=0.9,
     )
     steps_shown: str = setting(
-        "bridge", "steps of a row: the bridge's fact, or both facts", choices=("bridge", "both")
+        "bridge",
+        "steps of a row: the bridge's fact, both facts, or the bridge's name alone",
+        choices=("bridge", "both", "name"),
     )
     step_after: str = setting(
         "hop",
@@ -88,6 +93,8 @@ class TwoHop(Rows):
 
     def check(self) -> None:
         for regime, file in REGIMES.items():
+            if file == "facts" and self.facts and self.knowledge == "parametric":
+                continue
             if bool(getattr(self, file)) != (self.knowledge == regime):
                 raise ValueError(
                     f"--knowledge {regime} and {flag(file)} FILE go together; --knowledge is "
@@ -119,14 +126,21 @@ class TwoHop(Rows):
 
     @cached_property
     def fact_rows(self) -> RowsFile:
-        """The facts."""
+        """The facts that are trained on."""
         rows, about = read_rows("facts", self.facts, parse_fact, self.skip_bad)
+        if self.known:  # what a question needs is the base model's to know
+            splits = [split for split in ("valid", "test") if self.has(split)]
+            asked = [row for split in splits for row in self.file(split).examples]
+            names = {row.subject for row in asked} | {row.hops[0].names[0] for row in asked}
+            rows = [row for row in rows if not any(name in row.prompt for name in names)]
+            about = about | {"used": len(rows)}
         return RowsFile(list(map(self.as_fact, rows)), about)
 
     def as_fact(self, row: Example) -> Example:
         """A row without steps as facts are trained on."""
         if self.fact_thoughts == "said":
-            fact = Step(len(row.prompt), f"{row.prompt} {row.answer}.")
+            words = row.answer if self.steps_shown == "name" else f"{row.prompt} {row.answer}"
+            fact = Step(len(row.prompt), f"{words}.")
             said = self.whole(replace(row, steps=(fact,)))
             return replace(said, values=((len(said.answer) - len(row.answer), 0),))
         return replace(row, taught=self.fact_thoughts != "untaught")
@@ -154,6 +168,8 @@ class TwoHop(Rows):
     def row(self, line: str) -> Any:
         row = self.whole(parse_two_hop(line, self.step_after))
         steps = row.steps if self.steps_shown == "both" else row.steps[:1]
+        if self.steps_shown == "name":
+            steps = (replace(steps[0], text=f"{row.hops[0].names[0]}."),)
         # The answer needs the last step that is shown.
         place = len(row.answer) - len(row.hops[1].names[0])
         return replace(row, steps=steps, values=((place, len(steps) - 1),))
@@ -183,7 +199,8 @@ class TwoHop(Rows):
     def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
         """As `Rows.evaluated`. Facts are nothing to evaluate on: the training rows are for that."""
         task, split = super().evaluated(given)
-        return replace(task, knowledge="rows", facts=None) if task.facts else task, split
+        regime = "parametric" if task.known else "rows"
+        return replace(task, knowledge=regime, facts=None) if task.facts else task, split
 
     # -- scores ------------------------------------------------------------------------------------
 

@@ -179,6 +179,8 @@ def test_the_step_stands_behind_the_first_hop_and_the_second_at_the_end(files):
         both.prompt,
     ]
     assert both.steps[1].text == "The capital of Mali is Bamako." and both.values[0][1] == 1
+    named = rows_only(files, steps_shown="name", suffix="Say it.").example("test", 0, 0)
+    assert named == replace(first, steps=(replace(step, text="Mali."),))
 
 
 def test_a_row_may_say_where_its_first_hop_ends(tmp_path):
@@ -313,6 +315,8 @@ def test_facts_can_be_said(files):
     assert fact.answer[fact.values[0][0] :] == "Mali"
     written = make_method("cot").encode(fact, tokenizer, config)
     assert "Say it now. Bay 59 is in Mali. The answer is Mali" in tokenizer.decode(written.ids)
+    names = replace(task, steps_shown="name").example("train", -1, 0)
+    assert [step.text for step in names.steps] == ["Mali."] and names.prompt == fact.prompt
     # A hop alone is asked in the same words.
     asked = replace(task, ask="second").example("test", 0, 0)
     assert asked.prompt.endswith(" is Say it now.") and asked.answer.startswith("The answer is ")
@@ -402,6 +406,19 @@ def test_training_reads_the_kept_rows_of_the_same_files(files, tmp_path):
     assert subjects(task, "test") == {"Bay 51"}
     about = task.sources()["known"]
     assert (about["rows"], about["model"]) == (4, "m")
+    # Facts beside them are about neither the subjects of valid and test nor their bridges.
+    taught = rows_only(files, valid_share=0, facts=files["facts"], **how)
+    facts = [each.prompt for each in examples(taught, "train") if not hasattr(each, "subject")]
+    assert facts == [f"Bay {n} is in" for n in range(60) if n != 51]
+    assert taught.sources()["facts"]["used"] == 59
+    assert examples(taught, "test") == examples(task, "test")
+    asked, split = taught.evaluated({})
+    assert (split, examples(asked, "test")) == ("test", examples(task, "test"))
+    land = FACTS[0] | {"subject": "Norway", "template": "the currency of {} is", "object": "Franc"}
+    write(tmp_path / "facts.jsonl", [*FACTS, land])
+    task = rows_only(files, valid_share=0, facts=files["facts"], **how)
+    assert task.sources()["facts"]["used"] == 59
+    write(tmp_path / "facts.jsonl", FACTS)
     write(tmp_path / "train.jsonl", [row(n) for n in range(39)])
     with pytest.raises(ValueError, match="was made from other rows than those of .*train.jsonl"):
         rows_only(files, valid_share=0, **how).size("train")
