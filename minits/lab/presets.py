@@ -190,7 +190,7 @@ def table2_presets() -> dict[str, Preset]:
                 settings["lr"] = 3e-5
             made = reasoning_preset(size, f"{line.title}, {size}", benchmark, **settings)
             found[beginning + name] = replace(made, beside=f"{beginning}thinking")
-    for size, name in product(WIDTHS, ("cot", "thinking")):
+    for size, name in product(WIDTHS, ("cot", "no-cot", "thinking")):
         beginning = f"two-hop/full-{size.lower()}-"
         usual = found[beginning + name]
         found[f"{beginning}{name}-said"] = replace(

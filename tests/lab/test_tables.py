@@ -85,13 +85,13 @@ def test_of_runs_with_one_seed_the_best_on_valid_fills_the_cell(named):
 
 
 def test_facts_that_are_said_are_rows_of_their_own():
-    ends = ("cot", "no-cot", "thinking", "cot-said", "thinking-said")
+    ends = ("cot", "no-cot", "thinking", "cot-said", "no-cot-said", "thinking-said")
     runs = [trained(f"two-hop/full-0.5b-{end}", 0.5, i, i % 2) for i, end in enumerate(ends)]
     table = tables(Book(runs))["methods"]
     found = line(table, "`two-hop/full-0.5b-thinking-said`")
     assert found["method, weights"].startswith("Thinking States, facts said, 0.5B")
     assert found["GSM, %"] == "–" and found["2-hop FK, %"].endswith("(54.91)")
-    for one, other in ((4, 3), (4, 1), (2, 0), (2, 1)):
+    for one, other in ((5, 3), (5, 4), (4, 3), (2, 0), (2, 1)):
         sides = [[runs[i]["test"]["right"]] for i in (one, other)]
         less = percent(difference(*sides, runs[0]["test"]["clusters"]), "+")
         names = [PRESETS[f"two-hop/full-0.5b-{ends[i]}"].title[:-6] for i in (one, other)]
