@@ -5,7 +5,7 @@ cell of Table 2 that trains the same method on the same task in the same way.
 """
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -151,14 +151,26 @@ class Cell:
 
     def speed_up(self) -> float | None:
         """CoT's time over its own, both beside the same thinking run; None: not measured."""
-        taken = list(map(times, self.benches))
+        found = []
+        for taken in beside_one_run(self.benches):
+            if {COT, self.label} <= taken.keys():
+                found.append(taken[COT] / taken[self.label])
+        return fmean(found) if found else None
 
-        def over_thinking(mine: Label) -> float | None:
-            both = [each for each in taken if {mine, THINKING} <= each.keys()]
-            return fmean(each[mine] / each[THINKING] for each in both) if both else None
 
-        cot, own = over_thinking(COT), over_thinking(self.label)
-        return cot / own if cot and own else None
+def beside_one_run(benches: Sequence[Record]) -> Iterator[dict[Label, float]]:
+    """For each thinking run, times by what answered beside it, in times of its own."""
+    runs: list[Record] = []
+    for bench in benches:
+        if bench["settings"] not in runs:
+            runs.append(bench["settings"])
+    for settings in runs:
+        taken = [times(bench) for bench in benches if bench["settings"] == settings]
+        labels = dict.fromkeys(label for each in taken for label in each)
+        yield {
+            label: fmean(each[label] / each[THINKING] for each in taken if label in each)
+            for label in labels
+        }
 
 
 def alike(rights: Sequence[str]) -> bool:
@@ -176,10 +188,12 @@ class Book(NamedTuple):
     def cell(self, name: str) -> Cell:
         """What there is of a preset."""
         preset = PRESETS[name]
-        runs = self.trained(name)
-        beside = self.trained(preset.beside) if preset.beside else runs
-        measured = [run["settings"] for run in beside]
-        benches = [each for each in self.benches if each.get("settings") in measured]
+        runs, beside = self.trained(name), preset.beside
+        if beside and beside != name:
+            benches = [each for each in self.benches if belongs(each, beside, PRESETS[beside])]
+        else:  # a thinking run is timed with the weights of its accuracy
+            own = [run["settings"] for run in runs]
+            benches = [each for each in self.benches if each.get("settings") in own]
         return Cell(name, preset, runs, benches)
 
     def trained(self, name: str) -> list[Record]:

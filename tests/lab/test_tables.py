@@ -139,7 +139,14 @@ def test_speed_is_over_cot_by_way_of_the_thinking_run_that_answered_in_turn():
     assert len(tables(book)["answers"].splitlines()) == 2 + 4 + 4
     for bench in benches:
         bench["settings"] = bench["settings"] | {"lr": 1.0}  # of weights with no accuracy here
-    assert book.cell("gsm/0.5b-cot").speed_up() is None
+    assert book.cell("gsm/0.5b-thinking").speed_up() is None
+    assert book.cell("gsm/0.5b-coconut").speed_up() == 4.0
+    # Each of two thinking runs has its own pace: only what answered beside the same one is compared.
+    other = answered(name, thinking=100.0, cot=100.0, coconut=25.0)
+    other["settings"] = other["settings"] | {"lr": 2.0}
+    book = Book(book.runs, [*benches, other])
+    assert book.cell("gsm/0.5b-coconut").speed_up() == 4.0
+    assert Book(book.runs, [other]).cell("gsm/0.5b-coconut").speed_up() == 4.0
 
 
 def test_an_ablation_stands_beside_its_default():
