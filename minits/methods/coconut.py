@@ -46,6 +46,34 @@ class LatentBatch(Tensors):
         return torch.stack([used, torch.zeros_like(used)])
 
 
+class LatentCache(DifferentiableKVCache):
+    """One whose type may be less wide than that of the keys: autocast leaves those in float32."""
+
+    def write(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> None:
+        kind = self.k[layer].dtype
+        super().write(layer, k.to(kind), v.to(kind), positions)
+
+
+class LatentFrame(Frame):
+    """The frame of a pass over tokens at `positions` [B, L] that sees all of the cache behind it.
+
+    Its span is known without a look at the device, so the pass fits into a CUDA graph.
+    """
+
+    def __init__(
+        self, backbone: Qwen2ForCausalLM, positions: Tensor, cache: LatentCache
+    ) -> None:
+        config, dtype = backbone.config, backbone.model.embed_tokens.weight.dtype
+        table = backbone.rotary.table(cache.slots, dtype, positions.device)
+        super().__init__(config, positions, table, cache, cache.slots)
+        folds = config.num_attention_heads // config.num_key_value_heads
+        if config.sliding_layers:
+            self.sliding = self.sliding.repeat(1, 1, folds, 1)
+        self.full = self.full.repeat(1, 1, folds, 1)  # [B, 1, Q/G * L, span]
+
+    attend = FoldedFrame.attend
+
+
 @dataclass(frozen=True)
 class Coconut(Pause):
     """The pause tokens give way to hidden states."""
@@ -77,7 +105,39 @@ class Coconut(Pause):
         )
 
     def losses(self, model: ThinkingStates, batch: LatentBatch) -> Losses:
-        return latent_losses(model, batch)
+        """The summed cross-entropy of what follows `end`, differentiable through all latents."""
+        (B, P), k, R = batch.ids.shape, batch.latents.shape[1], batch.rest.shape[1]
+        backbone, device = model.backbone, batch.ids.device
+        net, config = backbone.model, backbone.config
+        embedded = net.embed_tokens(torch.cat([batch.ids, batch.rest], dim=1))
+        prompt, rest = embedded.split([P, R], dim=1)
+        casts = torch.is_autocast_enabled(device.type)
+        cache = LatentCache(
+            config.num_hidden_layers,
+            B,
+            config.num_key_value_heads,
+            BucketedSizes().width(P + k + R, 1),
+            config.head_dim,
+            dtype=torch.get_autocast_dtype(device.type) if casts else embedded.dtype,
+            device=device,
+        )
+
+        def read(x: Tensor, starts: Tensor) -> Tensor:
+            """x [B, L, E] from positions `starts` [B, 1] on -> final normed vectors [B, L, E]."""
+            frame = LatentFrame(backbone, starts + in_order(*x.shape[:2], device), cache)
+            for number, layer in enumerate(net.layers):
+                x = layer(x, frame, number)
+            return net.norm(x)
+
+        ends = batch.lengths[:, None]  # [B, 1]
+        out = read(prompt, torch.zeros_like(ends))
+        vector = out[torch.arange(B, device=device), batch.lengths - 1][:, None]  # [B, 1, E]
+        for number in range(k - 1):
+            vector = read(vector, ends + number)
+        x = torch.cat([vector, rest], dim=1) if k else rest
+        out = read(x, ends + max(k - 1, 0))[:, -R:]
+        lm = cross_entropy_sum(out.flatten(0, 1), backbone.lm_head.weight, batch.labels.flatten())
+        return Losses(lm, torch.zeros_like(lm), *batch.counts)
 
     @torch.no_grad()
     def read(
@@ -102,66 +162,3 @@ class Coconut(Pause):
             reading.out = engine.upper(h, frame)[:, -1]
             reading.lengths = [length + x.shape[1] for length in reading.lengths]
         return reading
-
-
-class LatentCache(DifferentiableKVCache):
-    """One whose type may be less wide than that of the keys: autocast leaves those in float32."""
-
-    def write(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> None:
-        kind = self.k[layer].dtype
-        super().write(layer, k.to(kind), v.to(kind), positions)
-
-
-class LatentFrame(Frame):
-    """The frame of a pass over tokens at `positions` [B, L] that sees all of the cache behind it.
-
-    Its span is known without a look at the device, so the pass fits into a CUDA graph.
-    """
-
-    def __init__(
-        self, backbone: Qwen2ForCausalLM, positions: Tensor, cache: LatentCache
-    ) -> None:
-        config, dtype = backbone.config, backbone.model.embed_tokens.weight.dtype
-        table = backbone.rotary.table(cache.slots, dtype, positions.device)
-        super().__init__(config, positions, table, cache, cache.slots)
-        folds = config.num_attention_heads // config.num_key_value_heads
-        if config.sliding_layers:
-            self.sliding = self.sliding.repeat(1, 1, folds, 1)
-        self.full = self.full.repeat(1, 1, folds, 1)  # [B, 1, Q/G * L, span]
-
-    attend = FoldedFrame.attend
-
-
-def latent_losses(model: ThinkingStates, batch: LatentBatch) -> Losses:
-    """The summed cross-entropy of what follows `end`, differentiable through all latents."""
-    backbone, (B, P), k = model.backbone, batch.ids.shape, batch.latents.shape[1]
-    net, config, device, R = backbone.model, backbone.config, batch.ids.device, batch.rest.shape[1]
-    embedded = net.embed_tokens(torch.cat([batch.ids, batch.rest], dim=1))
-    prompt, rest = embedded.split([P, R], dim=1)
-    casts = torch.is_autocast_enabled(device.type)
-    cache = LatentCache(
-        config.num_hidden_layers,
-        B,
-        config.num_key_value_heads,
-        BucketedSizes().width(P + k + R, 1),
-        config.head_dim,
-        dtype=torch.get_autocast_dtype(device.type) if casts else embedded.dtype,
-        device=device,
-    )
-
-    def read(x: Tensor, starts: Tensor) -> Tensor:
-        """x [B, L, E] from positions `starts` [B, 1] on -> final normed vectors [B, L, E]."""
-        frame = LatentFrame(backbone, starts + in_order(*x.shape[:2], device), cache)
-        for number, layer in enumerate(net.layers):
-            x = layer(x, frame, number)
-        return net.norm(x)
-
-    ends = batch.lengths[:, None]  # [B, 1]
-    out = read(prompt, torch.zeros_like(ends))
-    vector = out[torch.arange(B, device=device), batch.lengths - 1][:, None]  # [B, 1, E]
-    for number in range(k - 1):
-        vector = read(vector, ends + number)
-    x = torch.cat([vector, rest], dim=1) if k else rest
-    out = read(x, ends + max(k - 1, 0))[:, -R:]
-    lm = cross_entropy_sum(out.flatten(0, 1), backbone.lm_head.weight, batch.labels.flatten())
-    return Losses(lm, torch.zeros_like(lm), *batch.counts)
