@@ -53,10 +53,11 @@ class Report:
         return {"n": found.pop("n"), unit: sizes} | found
 
 
-def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(right: int, n: int) -> tuple[float, float]:
     """The 95 % Wilson score interval of a share right / n."""
     if not n:
         return 0.0, 1.0
+    z = 1.96
     p, square = right / n, z * z / n
     centre = p + square / 2
     half = z * sqrt(p * (1 - p) / n + square / (4 * n))
@@ -114,7 +115,6 @@ def predict(
     *,
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines
-    quiet: bool = False,
     hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
     found: dict[int, GenerationResult] | None = None,  # takes the results, by row
 ) -> list[dict[str, Any]]:
@@ -123,17 +123,16 @@ def predict(
     # Rows of a batch are alike in length.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    silent = True if quiet else None  # None: where there is no terminal
     results = {} if found is None else found
-    for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=silent):
+    # disable=None: where there is no terminal.
+    for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=None):
         batch = [rows[i][1] for i in chosen]
         prompts = [row.ids[: row.prompt_length] for row in batch]
         config = replace(config, hook=hook(batch)) if hook else config
         results |= zip(chosen, method.answer(engine, prompts, config))
     c = engine.config.chunk_size
-    thinks = method.thinks
     lines = [
-        {"index": i} | verdict(task, tokenizer, c, *pair, results[i], thinks)
+        {"index": i} | verdict(task, tokenizer, c, *pair, results[i], method.thinks)
         for i, pair in enumerate(rows)
     ]
     if predictions:
@@ -148,7 +147,7 @@ def verdict(
     example: Example,
     row: Row,
     result: GenerationResult,
-    thinks: bool = True,
+    thinks: bool,  # whether the method does
 ) -> dict[str, Any]:
     """One line of predictions: what was asked, said and thought, and what was right."""
     text = tokenizer.decode(tokenizer.without_eos(result.ids))
@@ -204,12 +203,19 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     marks = {name: 0 for line in lines for name in line if isinstance(line[name], bool)}
     counted = sorted(marks.keys() - {"correct", "late"})
     told = {name: [line[name] for line in lines if line[name] is not None] for name in counted}
-    shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
-    first_wrong = wrong and {
-        "rows": len(wrong),
-        "median_chunk": median(line["first_wrong"] for line in wrong),
-        "median_share": median(shares),
-    }
+    first_wrong = None
+    if wrong:
+        shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
+        first_wrong = {
+            "rows": len(wrong),
+            "median_chunk": median(line["first_wrong"] for line in wrong),
+            "median_share": median(shares),
+        }
+
+    def share(name: str, of: int) -> float | None:
+        """What all lines count under that name, of so many; None of none."""
+        return sum(line[name] for line in lines) / of if of else None
+
     return Report(
         n=n,
         unit=task.unit,
@@ -217,14 +223,12 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         accuracy=fmean(right),
         interval=wilson(sum(right), n),
         buckets=buckets(lines, task),
-        thought_accuracy=sum(line["thoughts_right"] for line in lines) / chunks if chunks else None,
-        nontrivial_right=(
-            sum(line["nontrivial_right"] for line in lines) / nontrivial if nontrivial else None
-        ),
+        thought_accuracy=share("thoughts_right", chunks),
+        nontrivial_right=share("nontrivial_right", nontrivial),
         thoughts_all_right=1 - len(wrong) / n if chunks else None,
-        first_wrong=first_wrong or None,
+        first_wrong=first_wrong,
         late_share=late_share(line["late"] for line in lines),
-        sharing=sum(line["sharing"] for line in lines) / steps if chunks and steps else None,
+        sharing=share("sharing", steps) if chunks else None,
         counts={name: fmean(told[name]) for name in counted},
         stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
         mean_rounds=fmean(line["rounds"] for line in lines),
@@ -249,15 +253,20 @@ def buckets(lines: Sequence[dict[str, Any]], task: Task) -> dict[str, dict]:
     groups: dict[tuple[int, str], list[bool]] = {}  # in order of size
     for line in lines:
         size, name, width = line[task.unit], line.get("group"), task.bucket
-        if name is None and width:
-            low = max(size - 1, 0) // width * width if width > 1 else size
-            size, name = low, f"{low + 1}-{low + width}" if width > 1 else f"{low}"
+        if name is None and width == 1:
+            name = f"{size}"
+        elif name is None and width:
+            size = max(size - 1, 0) // width * width
+            name = f"{size + 1}-{size + width}"
         if name is not None:
             groups.setdefault((size, name), []).append(line["correct"])
     shares = {}
     for (_, name), found in sorted(groups.items()):
-        n, interval = len(found), wilson(sum(found), len(found))
-        shares[name] = {"n": n, "accuracy": fmean(found), "interval": interval}
+        shares[name] = {
+            "n": len(found),
+            "accuracy": fmean(found),
+            "interval": wilson(sum(found), len(found)),
+        }
     return shares
 
 

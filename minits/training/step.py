@@ -150,8 +150,8 @@ class OptimizerStep:
 
     def descend(self, losses: Tensor) -> Tensor:
         """Changes the weights, unless a figure is not finite; [3]: `losses`, gradient norm."""
-        found = [p.grad for p in self.parameters if p.grad is not None]
-        norm = get_total_norm(found)
+        having = [p for p in self.parameters if p.grad is not None]
+        norm = get_total_norm([p.grad for p in having])
         figures = torch.cat([losses, norm[None]])
         failed = ~figures.isfinite().all()
         self.stopped.copy_(torch.maximum(self.stopped, failed.float()))
@@ -162,7 +162,6 @@ class OptimizerStep:
             self.optimizer.found_inf = self.stopped
             self.optimizer.step()
         elif not self.stopped:
-            having = [p for p in self.parameters if p.grad is not None]
             clip_grads_with_norm_(having, self.settings.clip, norm)
             self.optimizer.step()
         return figures
