@@ -237,9 +237,18 @@ def answer_batch(
 ) -> list[Answer]:
     """Answers prompts together; nothing is read on once all of them have ended."""
     engine, tokenizer, *_ = opened
-    started, c = time.perf_counter(), engine.config.chunk_size
-    how = {"thinks": config.think, "at_once": flags.stream, "stops": flags.stop or ()}
-    rows = [InlineText(tokenizer, ids, c, **how) for ids in prompts]
+    started = time.perf_counter()
+    rows = [
+        InlineText(
+            tokenizer,
+            ids,
+            engine.config.chunk_size,
+            thinks=config.think,
+            at_once=flags.stream,
+            stops=flags.stop or (),
+        )
+        for ids in prompts
+    ]
     reading = method.read(engine, prompts, config)
     for number, event in decode(engine, reading, config):
         rows[number].take(event)

@@ -25,13 +25,15 @@ def bench_train(
     """
     yield machine_limits(device, getattr(torch, dtype))
     for name, options in (("parity", {}), ("vars", {"max_ops": 40})):
-        task, how = make_task(name, **options), {"device": device, "dtype": dtype}
-        settings = TrainSettings(task=name, model=folder, compile=compile, **how)
-        settings, trainings = resolve(settings, task), {}
-        for name in ("no-cot", "thinking"):
-            method, changed = make_method(name), replace(settings, method=name)
-            trainings[name] = set_up(changed, task, method, Path("nowhere"))
-        yield from steps(trainings, task.name, repeats)
+        task, trainings = make_task(name, **options), {}
+        asked = TrainSettings(
+            task=name, model=folder, compile=compile, device=device, dtype=dtype
+        )
+        settings = resolve(asked, task)
+        for method in ("no-cot", "thinking"):
+            changed = replace(settings, method=method)
+            trainings[method] = set_up(changed, task, make_method(method), Path("nowhere"))
+        yield from steps(trainings, name, repeats)
 
 
 def steps(trainings: dict[str, Training], task: str, repeats: int) -> Iterator[Line]:
