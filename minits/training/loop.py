@@ -27,12 +27,13 @@ from minits.fast.accelerate import accelerate
 from minits.fast.flat_batch import FlatBatch
 from minits.methods import Method
 from minits.methods.method import Stage
-from minits.supervision import Example, Row
+from minits.supervision import Row
 from minits.tasks import Task
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
 from minits.training.recipe import TrainSettings, learning_rate
 from minits.training.scoring import (
+    Pairs,
     Report,
     describe,
     draw_rows,
@@ -250,9 +251,9 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
         desc="train",
         disable=not (sys.stderr.isatty() and lead),
     )
-    with ExitStack() as around:
-        stop.answer = UNSAVED if settings.no_save else stop.answer
-        around.enter_context(objects_frozen())
+    if settings.no_save:
+        stop.answer = UNSAVED
+    with objects_frozen(), ExitStack() as around:
         around.callback(stop.tell, file.close)
         around.callback(stop.tell, bar.close)
         over = False
@@ -356,9 +357,7 @@ def next_of(batches: Iterator) -> tuple[list[Row], list[FlatBatch]]:
 # -- evaluation ------------------------------------------------------------------------------------
 
 
-def evaluation_rows(
-    training: Training, split: str, n: int, stage: int = -1
-) -> list[tuple[Example, Row]]:
+def evaluation_rows(training: Training, split: str, n: int, stage: int = -1) -> Pairs:
     """`n` examples of a split, encoded. Raises ValueError if one does not fit the model."""
     rows = draw_rows(
         training.task,
@@ -387,9 +386,7 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
         stop.tell(log, f"step {training.done}{after}: {describe(report)}{kept}")
 
 
-def measure(
-    training: Training, rows: list[tuple[Example, Row]], predictions: Path | None = None
-) -> Report:
+def measure(training: Training, rows: Pairs, predictions: Path | None = None) -> Report:
     """Free-running evaluation of the model as it is now.
 
     On CUDA a copy of it in the compute type is accelerated, which is for inference only.

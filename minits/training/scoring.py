@@ -20,6 +20,7 @@ from minits.thinking import Engine, ThinkingConfig
 from minits.training.late import is_late, late_share
 
 Pairs = Sequence[tuple[Example, Row]]
+Line = dict[str, Any]  # of predictions: what the model made of a row
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def draw_rows(
     seed: int,
     n: int,  # of a finite split at most all
     stage: int = -1,  # as which they are encoded
-) -> list[tuple[Example, Row]]:
+) -> Pairs:
     """Evaluation examples with encodings: the same for all methods, never those of training."""
     found = []
     for i in range(min(n, task.size(split) or n)):
@@ -101,8 +102,13 @@ def with_room(
     prompt = max(row.prompt_length for _, row in rows)
     left = engine.backbone.config.max_position_embeddings - prompt + 1
     config = replace(config, max_new_tokens=max(longest, min(longest + 8, left)))
-    config.check(engine, [row.ids[: row.prompt_length] for _, row in rows])
+    config.check(engine, prompts_of(rows))
     return config
+
+
+def prompts_of(rows: Pairs) -> list[list[int]]:
+    """Their ids, without the answers."""
+    return [row.ids[: row.prompt_length] for _, row in rows]
 
 
 def predict(
@@ -117,7 +123,7 @@ def predict(
     predictions: Path | None = None,  # file for them, as JSON lines
     hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
     found: dict[int, GenerationResult] | None = None,  # takes the results, by row
-) -> list[dict[str, Any]]:
+) -> list[Line]:
     """Generates an answer for each of `rows`; the `verdict` on each. Raises as `with_room`."""
     config = with_room(engine, rows, config)
     # Rows of a batch are alike in length.
@@ -126,10 +132,10 @@ def predict(
     results = {} if found is None else found
     # disable=None: where there is no terminal.
     for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=None):
-        batch = [rows[i][1] for i in chosen]
-        prompts = [row.ids[: row.prompt_length] for row in batch]
-        config = replace(config, hook=hook(batch)) if hook else config
-        results |= zip(chosen, method.answer(engine, prompts, config))
+        batch = [rows[i] for i in chosen]
+        if hook:
+            config = replace(config, hook=hook([row for _, row in batch]))
+        results |= zip(chosen, method.answer(engine, prompts_of(batch), config))
     c = engine.config.chunk_size
     lines = [
         {"index": i} | verdict(task, tokenizer, c, *pair, results[i], method.thinks)
@@ -148,8 +154,8 @@ def verdict(
     row: Row,
     result: GenerationResult,
     thinks: bool,  # whether the method does
-) -> dict[str, Any]:
-    """One line of predictions: what was asked, said and thought, and what was right."""
+) -> Line:
+    """What was asked, said and thought, and what was right."""
     text = tokenizer.decode(tokenizer.without_eos(result.ids))
     score = task.score(text, example)
     thoughts = result.thought_ids
@@ -191,7 +197,7 @@ def sharing(row: Row) -> int:
     return sum(chunks.count(chunk) > 1 for chunk in chunks)
 
 
-def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
+def summarise(lines: Sequence[Line], task: Task) -> Report:
     """The report over lines of predictions."""
     n, right = len(lines), [line["correct"] for line in lines]
     sizes = [line[task.unit] for line in lines]
@@ -200,9 +206,10 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     nontrivial = sum(gold != "" for line in lines for gold in line["gold_thoughts"])
     steps = sum(len(line["gold_steps"]) for line in lines)
     # What the task's scores told beside `right`.
-    marks = {name: 0 for line in lines for name in line if isinstance(line[name], bool)}
-    counted = sorted(marks.keys() - {"correct", "late"})
-    told = {name: [line[name] for line in lines if line[name] is not None] for name in counted}
+    marks = {name for line in lines for name in line if isinstance(line[name], bool)}
+    counts = {}
+    for name in sorted(marks - {"correct", "late"}):
+        counts[name] = fmean(line[name] for line in lines if line[name] is not None)
     first_wrong = None
     if wrong:
         shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
@@ -229,7 +236,7 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         first_wrong=first_wrong,
         late_share=late_share(line["late"] for line in lines),
         sharing=share("sharing", steps) if chunks else None,
-        counts={name: fmean(told[name]) for name in counted},
+        counts=counts,
         stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
         mean_rounds=fmean(line["rounds"] for line in lines),
         mean_nontrivial=fmean(line["nontrivial"] for line in lines),
@@ -238,14 +245,14 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     )
 
 
-def clusters(lines: Sequence[dict[str, Any]]) -> list[int] | None:
+def clusters(lines: Sequence[Line]) -> list[int] | None:
     """The number of each line's cluster, in order of their first lines."""
     names = [line.get("cluster") for line in lines]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if None in numbers else [numbers[name] for name in names]
 
 
-def buckets(lines: Sequence[dict[str, Any]], task: Task) -> dict[str, dict]:
+def buckets(lines: Sequence[Line], task: Task) -> dict[str, dict]:
     """n, accuracy and interval by the lines' groups, or by sizes: of 1 … task.bucket units, …
 
     Of a bucket of 1: of each size.

@@ -62,8 +62,16 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     check_steps(settings, method, state, folder)
     if "weights" in state:
         model.load_state_dict(state["weights"])
-    done, seconds = state["step"], state["seconds"]
-    training = Training(settings, folder, task, method, model, tokenizer, done, seconds)
+    training = Training(
+        settings,
+        folder,
+        task,
+        method,
+        model,
+        tokenizer,
+        done=state["step"],
+        seconds=state["seconds"],
+    )
     optimizer = training.update.optimizer
     ended = state["stage"] != training.number  # saved at the very end of a stage
     if ended and training.stages[training.number].resets:
@@ -172,8 +180,7 @@ def run_training(
     lead, new = distributed.rank() == 0, not folder.exists()
     if not lead:
         log = note = silent
-    with ExitStack() as stack:
-        stack.enter_context(memory_told())
+    with memory_told(), ExitStack() as stack:
         if lead and not new:
             stack.enter_context(locked(folder))
         run_folder.check_sources(folder, task)
