@@ -185,13 +185,15 @@ def answer_all(
             )
             cards.append(card)
             if flags.json:
-                name = {"way": way.name} if len(ways) > 1 else {}
                 line = prompt._asdict() | {key: getattr(found.result, key) for key in JSON_KEYS}
-                line |= name | {"seconds": found.seconds, "batch": found.batch}
+                if len(ways) > 1:
+                    line["way"] = way.name
+                line |= {"seconds": found.seconds, "batch": found.batch}
                 print(json.dumps(line), flush=True)
             else:
                 show(found, card, chunk_table(engine, card) if flags.table else None)
-        rows += [cards] if len(rows) < MOST_ROWS else []
+        if len(rows) < MOST_ROWS:
+            rows.append(cards)
     return rows
 
 

@@ -209,7 +209,8 @@ def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iter
     Each takes turns with sequential reading, which comes first, alone. `carry` is measured only
     so: laid-down thoughts would flatter it.
     """
-    sequential, *_ = ways = ways_of_reading(None, 1, 2, 4)
+    ways = ways_of_reading(None, 1, 2, 4)
+    sequential = ways[0]
 
     def read(way: Line) -> list[int]:
         config = GenerationConfig(max_new_tokens=1, **way)

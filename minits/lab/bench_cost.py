@@ -270,9 +270,10 @@ def optimizer_steps(
                 "tokens": sum(len(row.ids) - 1 for row in rows),
                 "path": "graphs" if graphs else "eager",
             })
-    *cots, coconut = times = rounds(calls, repeats)
+    times = rounds(calls, repeats)
     for line, mine in zip(lines, times):
         yield line | summary(mine)
+    *cots, coconut = times
     for line, mine in zip(lines, cots):
         what = {"what": "optimizer step, coconut over cot", "layout": line["layout"]}
         yield what | ratio(coconut, mine)

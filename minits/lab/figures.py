@@ -2,6 +2,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -152,18 +153,6 @@ def intervals(panel: Any, places: Sequence[float], cells: Sequence[Cell], **how:
     panel.errorbar(places, mean, [mean - low, high - mean], capsize=3, **how)
 
 
-def layers(book: Book, path: Path) -> bool:
-    """Accuracy by the layer that H is read after."""
-    names = {n: f"extract-{n}" for n in LAYERS} | {23: "chunk-8"}
-    return ablation(book, path, names, "L_out: the layer that H is read after, of 24")
-
-
-def chunks(book: Book, path: Path) -> bool:
-    """Accuracy by chunk size."""
-    names = {c: f"chunk-{c}" for c in CHUNKS}
-    return ablation(book, path, names, "c: tokens a chunk", of_chunks=True)
-
-
 def rounds(book: Book, path: Path) -> bool:
     """Rounds of reading a prompt, by way of reading: a group of bars for each measurement."""
     measured = book.measured("draft")
@@ -219,7 +208,8 @@ def cost(lines: Sequence[Record], path: Path) -> None:
     sides = list(dict.fromkeys(side for side, _ in series))
     with drawing(path) as panel:
         for (side, way), points in series.items():
-            points += [(most, points[0][1])] if len(points) == 1 else []
+            if len(points) == 1:
+                points.append((most, points[0][1]))
             style, colour = "--" if way == "graphs" else "-", f"C{sides.index(side)}"
             panel.plot(*zip(*points), style, marker=".", color=colour, label=f"{side}, {way}")
         panel.set(yscale="log", xlabel="recurrent steps", ylabel="forward and backward pass, ms")
@@ -237,8 +227,18 @@ def training_cost(book: Book, path: Path) -> bool:
 
 FIGURES: dict[str, Callable[[Book, Path], bool]] = {
     "lengths": lengths,
-    "layers": layers,
-    "chunks": chunks,
+    # Accuracy by the layer that H is read after, and by chunk size.
+    "layers": partial(
+        ablation,
+        names={n: f"extract-{n}" for n in LAYERS} | {23: "chunk-8"},
+        label="L_out: the layer that H is read after, of 24",
+    ),
+    "chunks": partial(
+        ablation,
+        names={c: f"chunk-{c}" for c in CHUNKS},
+        label="c: tokens a chunk",
+        of_chunks=True,
+    ),
     "rounds": rounds,
     "speed": speed,
     "cost": training_cost,

@@ -89,7 +89,7 @@ class Coconut(Pause):
         config: ThinkingConfig,
         *,
         sizes: ExactSizes = ExactSizes(),
-        **_how: Any,
+        **_how: Any,  # of layouts: it has but one
     ) -> LatentBatch:
         k = latents_of(rows[0].ids[: rows[0].prompt_length])
         prompts = [row.ids[: row.prompt_length - 1 - k] for row in rows]
