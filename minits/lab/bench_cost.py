@@ -254,7 +254,7 @@ def optimizer_steps(
     updates, calls, lines = [], [], []
     for name, layouts, rows in (("cot", ("rows", "pack"), cot), ("coconut", ("rows",), latent)):
         method = make_method(name)
-        update = OptimizerStep(plain, method.losses, settings)
+        update = OptimizerStep(plain, method, settings)
         updates.append(update)
         if not graphs:
             update.graphs = None

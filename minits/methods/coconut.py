@@ -143,7 +143,7 @@ class Coconut(Pause):
     def read(
         self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
     ) -> Reading:
-        k, rows, device = latents_of(prompts[0]), range(len(prompts)), engine.device
+        k, device = latents_of(prompts[0]), engine.device
         room = replace(config, max_new_tokens=config.max_new_tokens + k + 1, hook=NOTHING)
         reading = prefill(engine, [ids[: len(ids) - 1 - k] for ids in prompts], room)
         ends = on_device([ids[-1:] for ids in prompts], device)
@@ -152,7 +152,7 @@ class Coconut(Pause):
         for number in range(last + 1):
             parts = [ends] if number == last else []
             if k:
-                places = [(row, number) for row in rows]
+                places = [(row, number) for row in range(len(prompts))]
                 parts = [config.hook.states(places, reading.out[:, None]), *parts]
             x = torch.cat(parts, dim=1)  # [B, 1 or 2, E]
             starts = on_device(reading.lengths, device)[:, None]

@@ -68,7 +68,7 @@ class Training:
         # where nothing is saved.
         self.best_step, self.best_accuracy = run_folder.best_so_far(self.folder)
         self.best_weights: dict[str, Tensor] | None = None
-        self.update = OptimizerStep(self.model, self.method.losses, self.settings)
+        self.update = OptimizerStep(self.model, self.method, self.settings)
         self.stream: SampleStream | None = None
         self.begin_stage()
 

@@ -87,12 +87,11 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
     found = read_json(path)
     found.pop(FILES, None)
     try:
-        options = {name: value for name, value in found.items() if name not in SETTINGS}
-        settings = TrainSettings(**{name: found[name] for name in found if name in SETTINGS})
+        settings = TrainSettings(**{name: found.pop(name) for name in SETTINGS & found.keys()})
         check_settings(settings)
         # Runs of older versions name the options of every task, None where they have none.
         own = names_of(TASKS[settings.task]) if settings.task in TASKS else ()
-        options = {k: value for k, value in options.items() if value is not None or k in own}
+        options = {k: value for k, value in found.items() if value is not None or k in own}
         known = names_of(METHODS[settings.method]) if settings.method in METHODS else set()
         mine = {name: options.pop(name) for name in known & set(options)}
         task = make_task(settings.task, spell=str, **options)

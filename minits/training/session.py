@@ -31,7 +31,7 @@ from minits.training.loop import (
     train,
 )
 from minits.training.recipe import TrainSettings, learning_rate
-from minits.training.scoring import Report, describe
+from minits.training.scoring import Pairs, Report, describe
 from minits.training.stopping import Log, Stop
 
 
@@ -214,7 +214,7 @@ def silent(_text: str) -> None:
     """What all processes but the first say."""
 
 
-def check_data(training: Training, note: Log) -> dict[str, list]:
+def check_data(training: Training, note: Log) -> dict[str, Pairs]:
     """The rows of the evaluation sets.
 
     Raises ValueError if they or the first samples do not fit the model, or never think.
@@ -270,7 +270,7 @@ def check_chunks(rows: list[Row], c: int, note: Log) -> None:
 
 
 def train_and_evaluate(
-    training: Training, rows: dict[str, list], log: Log, stop: Stop
+    training: Training, rows: dict[str, Pairs], log: Log, stop: Stop
 ) -> dict[str, Any]:
     """The figures of a training that is ready to go, `interrupted` among them."""
     folder, start, task = training.folder, training.done, training.task
