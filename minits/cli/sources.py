@@ -110,10 +110,10 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
         settings, task, _ = read_run(folder)
         if settings.task == name:
             return task
-    mine = about if about.get("task") == name else {}
-    kept = TASKS[name].kept if name in TASKS else ()
+    known = name in TASKS and about.get("task") == name
+    kept = TASKS[name].kept if known else ()
     try:
-        options = {option: mine[option] for option in kept if option in mine}
+        options = {option: about[option] for option in kept if option in about}
         return make_task(name, spell=str, **options)
     except ValueError as error:
         raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
