@@ -173,8 +173,7 @@ def bench_prefill(
         "share": operations / limits["matmul_TFLOP_per_s"] / plain["ms"],
     }
     for count in where:
-        # In every chunk that another one follows, for count = chunks - 1.
-        laid_down = spread(count, chunks - 1)
+        laid_down = spread(count, chunks - 1)  # in chunks that another one follows
         for length in (1, 8) if count else (1,):
             hook = LaidDown(engine, laid_down, length)
             config = GenerationConfig(max_new_tokens=1, max_thought_tokens=32, hook=hook)

@@ -162,11 +162,16 @@ def recipe_of(task: Task, method: str, model: str) -> dict[str, Any]:
 
     A model that was trained from the tiny one is of its kind.
     """
-    kind, folder = "tiny" if model == "tiny" else "real", Path(model).expanduser()
-    if model != "tiny" and folder.is_dir():
-        size = config_of(checkpoint_of(folder)).hidden_size
-        kind = "tiny" if size == tiny_config(None).hidden_size else "real"
+    kind, checkpoint = "tiny" if model == "tiny" else "real", local(model)
+    if checkpoint and config_of(checkpoint).hidden_size == tiny_config(None).hidden_size:
+        kind = "tiny"
     return task.recipes.get(("*", kind), {}) | task.recipes.get((method, kind), {})
+
+
+def local(model: str) -> Path | None:
+    """The checkpoint in the folder that --model names; None for the tiny model and a hub id."""
+    folder = Path(model).expanduser()
+    return checkpoint_of(folder) if model != "tiny" and folder.is_dir() else None
 
 
 def trained_with(settings: TrainSettings) -> dict[str, Any]:
@@ -174,10 +179,9 @@ def trained_with(settings: TrainSettings) -> dict[str, Any]:
 
     A hub id has none.
     """
-    folder = Path(settings.model).expanduser()
-    if settings.model == "tiny" or not (METHODS[settings.method].thinks and folder.is_dir()):
+    checkpoint = local(settings.model)
+    if not (checkpoint and METHODS[settings.method].thinks):
         return {}
-    checkpoint = checkpoint_of(folder)
     if not present(checkpoint / "thinking.safetensors"):
         return {}
     about = read_about(checkpoint)

@@ -105,8 +105,10 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
 def check_sources(folder: Path, task: Task) -> None:
     """Raises ValueError if a run goes on that began with other contents of the task's files."""
     path = folder / "run.json"
-    before = read_json(path).get(FILES, {}) if path.exists() else {}
-    for split, now in task.sources().items() if before else ():
+    before = read_json(path).get(FILES) if path.exists() else None
+    if not before:
+        return
+    for split, now in task.sources().items():
         then = before.get(split, {})
         if now["sha256"] != then.get("sha256"):
             raise ValueError(

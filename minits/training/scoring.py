@@ -130,7 +130,7 @@ def predict(
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     results = {} if found is None else found
-    # disable=None: where there is no terminal.
+    # disable=None: no bar where there is no terminal.
     for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=None):
         batch = [rows[i] for i in chosen]
         if hook:

@@ -79,9 +79,10 @@ class OptimizerStep:
         In place, for graphs know its tensors. fresh: no batch will have the sizes of those before.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        for state in self.optimizer.state.values() if resets else ():
-            for tensor in state.values():
-                tensor.zero_()
+        if resets:
+            for state in self.optimizer.state.values():
+                for tensor in state.values():
+                    tensor.zero_()
         if self.graphs is not None and fresh:
             self.graphs.captured.clear()
 
