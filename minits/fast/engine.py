@@ -173,8 +173,7 @@ class FastEngine:
         while True:
             forced = False
             for ids, token, script in zip(said, tokens[:N].tolist(), scripts or [None] * N):
-                follows = script is not None and len(ids) < len(script)
-                ids.append(script[len(ids)] if follows else token)
+                ids.append(script[len(ids)] if script and len(ids) < len(script) else token)
                 forced |= ids[-1] != token
             if len(said[0]) == limit or all(end in ids for ids in said):
                 return [closed(ids, end) for ids in said]
