@@ -33,6 +33,7 @@ from minits.training.late import is_late
 from minits.training.loop import train
 from minits.training.recipe import TrainSettings, resolve
 from minits.training.session import set_up
+from minits.training.stopping import Stop
 
 PINS = Path(__file__).parent / "pins.json"
 QUICK = {
@@ -100,7 +101,8 @@ def samples(layout: str, world: int, folder: Path) -> list:
 def losses(task: str, folder: Path) -> list:
     """Answer loss, thought loss and gradient norm of 20 steps of a tiny training."""
     training = begin(task, folder)
-    train(training, lambda _: None)
+    with Stop(print) as stop:
+        train(training, lambda _: None, stop)
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [
         [line[key] for key in ("lm_loss", "thought_loss", "grad_norm", "tokens")] for line in lines

@@ -23,9 +23,11 @@ from minits.supervision import Row
 from minits.tasks import make_task
 from minits.teacher_forcing import Losses
 from minits.thinking import ThinkingStates
-from minits.training.loop import Training, train_step
+from minits.training import loop
+from minits.training.loop import Training, read_figures, take_step
 from minits.training.recipe import TrainSettings, resolve
 from minits.training.session import set_up
+from minits.training.stopping import Log, Stop
 
 ROOT = Path(__file__).parents[1]
 QUICK = {
@@ -61,6 +63,19 @@ def begin(folder: Path, **changes: Any) -> Training:
 
 def silent(_text: str) -> None:
     """A log that nobody reads."""
+
+
+def train(training: Training, log: Log, stop: Stop | None = None) -> bool:
+    """`loop.train`, with a `Stop` of its own where none is given."""
+    if stop:
+        return loop.train(training, log, stop)
+    with Stop(silent) as stop:
+        return loop.train(training, log, stop)
+
+
+def train_step(training: Training, rows: list[Row]) -> dict[str, Any]:
+    """One whole optimizer step on `rows`, started and waited for: its metrics."""
+    return read_figures(training, take_step(training, rows, training.stream.parts(rows)))
 
 
 def step_on(shape: Shape, rows: list[Row], **changes: Any) -> tuple[Training, dict[str, Any]]:

@@ -17,7 +17,7 @@ from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
 from minits.tasks import Task
 from minits.training.recipe import Machine
-from minits.training.scoring import Pairs, draw_rows, with_room
+from minits.training.scoring import Pairs, draw_rows, prompts_of, with_room
 
 WORDS = "measure speed beside the limits of the machine"
 OPTIONS = ()
@@ -127,11 +127,6 @@ def questions(opened: Opened, task: Task, n: int) -> Pairs:
     engine, tokenizer, about, folder = opened
     method = trained_method(folder, about)
     return draw_rows(task, method, task.splits[-1], tokenizer, engine.config, seed=7, n=n)
-
-
-def prompts_of(rows: Pairs) -> list[list[int]]:
-    """Their ids, without the answers."""
-    return [row.ids[: row.prompt_length] for _, row in rows]
 
 
 def show_cost(lines: list[Line], figure: str | None) -> None:

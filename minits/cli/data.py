@@ -122,10 +122,13 @@ def run(given: Given) -> tuple[Record, int]:
         print(", ".join(shares), flush=True)
     for line in describe_sources(task):
         note(line)
-    figures |= {"coverage": coverage} | ({"teacher": counts} if counts else {})
+    figures["coverage"] = coverage
+    if counts:
+        figures["teacher"] = counts
     figures |= {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}
-    files = task.sources()
-    return figures | ({"data_files": files} if files else {}), 0
+    if files := task.sources():
+        figures["data_files"] = files
+    return figures, 0
 
 
 def in_words(figures: Record) -> str:
@@ -196,8 +199,13 @@ def placed_by_teacher(task: Task, split: str, flags: DataFlags) -> tuple[Task, d
             f"--teacher-url: the steps of {task.name} have their places; a teacher gives them to "
             "those of gsm, without --align given."
         )
-    how = {"url": flags.teacher_url, "model": flags.teacher_model, "threads": flags.teacher_threads}
-    counts = align_with_teacher(problems, flags.out, **how)
+    counts = align_with_teacher(
+        problems,
+        flags.out,
+        url=flags.teacher_url,
+        model=flags.teacher_model,
+        threads=flags.teacher_threads,
+    )
     ways = ", ".join(f"{number} {reason}" for reason, number in counts.most_common())
     print(f"{flags.teacher_model}, {len(problems)} problems: {ways}", flush=True)
     if not counts["accepted"]:

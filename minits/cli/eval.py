@@ -205,8 +205,10 @@ def run(given: Given) -> tuple[Record, int]:
 
     def evaluate(title: str, rows: Pairs, predictions: Path | None = None) -> Pass:
         found: dict[int, GenerationResult] = {}
-        how = {"batch_size": flags.batch_size, "hook": hook, "predictions": predictions}
-        lines = predict(engine, tokenizer, task, method, rows, config, found=found, **how)
+        lines = predict(
+            engine, tokenizer, task, method, rows, config,
+            batch_size=flags.batch_size, predictions=predictions, hook=hook, found=found,
+        )
         return Pass(title, rows, lines, found)
 
     passes = [evaluate("", rows, flags.out and Path(flags.out))]

@@ -79,25 +79,26 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     about, default = each.metadata, each.default
     kind = (get_args(hint) or [hint])[0]  # str for `str` and for `str | None`
     choices, text = about.get("choices"), about["text"]
+    name = flag(each.name)
     if about.get("positional"):
         # argparse holds even a default that is left out against the choices (Python 3.11).
-        names, how = [each.name], {"nargs": "?", "metavar": each.name.upper()}
+        name, how = each.name, {"nargs": "?", "metavar": each.name.upper()}
         known = TASKS if each.name == "task" else choices
         text += f"; one of {', '.join(known)}" if known else ""
         how["default"] = default if choices else argparse.SUPPRESS
     elif kind is bool:
-        parser.add_argument(flag(each.name), action="store_true", help=text)
+        parser.add_argument(name, action="store_true", help=text)
         return
     elif kind is list:
-        names, how = [flag(each.name)], {"action": "append", "type": words, "metavar": "STR"}
+        how = {"action": "append", "type": words, "metavar": "STR"}
     else:
         full = kind is str and not about.get("empty")
-        names, how = [flag(each.name)], {"type": words if full else kind}
-        how["metavar"] = None if choices else kind.__name__.upper()
+        metavar = None if choices else kind.__name__.upper()
+        how = {"type": words if full else kind, "metavar": metavar}
         if "bare" in about:
             how |= {"nargs": "?", "const": about["bare"]}
     text += "" if default is None else f" (default: {default})"
-    parser.add_argument(*names, help=text, choices=choices, **how)
+    parser.add_argument(name, help=text, choices=choices, **how)
 
 
 def words(text: str) -> str:

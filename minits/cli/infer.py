@@ -185,13 +185,15 @@ def answer_all(
             )
             cards.append(card)
             if flags.json:
-                name = {"way": way.name} if len(ways) > 1 else {}
                 line = prompt._asdict() | {key: getattr(found.result, key) for key in JSON_KEYS}
-                line |= name | {"seconds": found.seconds, "batch": found.batch}
+                if len(ways) > 1:
+                    line["way"] = way.name
+                line |= {"seconds": found.seconds, "batch": found.batch}
                 print(json.dumps(line), flush=True)
             else:
                 show(found, card, chunk_table(engine, card) if flags.table else None)
-        rows += [cards] if len(rows) < MOST_ROWS else []
+        if len(rows) < MOST_ROWS:
+            rows.append(cards)
     return rows
 
 
@@ -237,9 +239,18 @@ def answer_batch(
 ) -> list[Answer]:
     """Answers prompts together; nothing is read on once all of them have ended."""
     engine, tokenizer, *_ = opened
-    started, c = time.perf_counter(), engine.config.chunk_size
-    how = {"thinks": config.think, "at_once": flags.stream, "stops": flags.stop or ()}
-    rows = [InlineText(tokenizer, ids, c, **how) for ids in prompts]
+    started = time.perf_counter()
+    rows = [
+        InlineText(
+            tokenizer,
+            ids,
+            engine.config.chunk_size,
+            thinks=config.think,
+            at_once=flags.stream,
+            stops=flags.stop or (),
+        )
+        for ids in prompts
+    ]
     reading = method.read(engine, prompts, config)
     for number, event in decode(engine, reading, config):
         rows[number].take(event)

@@ -35,8 +35,7 @@ class Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, as every other error is told."""
 
     def error(self, message: str) -> NoReturn:
-        told = one_line(message)
-        self.exit(2, f"{self.prog}: {told} ({self.prog} --help lists what there is)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)} ({self.prog} --help lists what there is)\n")
 
 
 def make_parser() -> argparse.ArgumentParser:

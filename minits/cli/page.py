@@ -104,8 +104,10 @@ def thought(card: Card, k: int) -> Markup:
             words.append(bracketed(result.thoughts[k]))
         else:
             words.append("nothing: zero state")
-        words += [", by hand"] if k in card.given else []
-        words += [", cut"] if k in result.cut_thoughts else []
+        if k in card.given:
+            words.append(", by hand")
+        if k in result.cut_thoughts:
+            words.append(", cut")
     elif card.config.think:
         words.append("no thought: not read to its end")
     if k < len(card.golds):
@@ -164,13 +166,15 @@ def flags_of(given: Mapping[str, Any]) -> str:
         if name in ("json", "stream", "out", "html", "prompt"):
             continue
         for each in value if isinstance(value, list) else [value]:
-            words += [] if name == "task" else [flag(name)]
-            words += [] if each is True else [without_folders(str(each))]
+            if name != "task":
+                words.append(flag(name))
+            if each is not True:
+                words.append(without_folders(str(each)))
     return shlex.join(words) or "none"
 
 
-def without_folder(value: object) -> str:
-    """A value as it was given, of absolute paths the names alone."""
+def names_alone(value: object) -> str:
+    """A value as it was given, of absolute paths, there or not, the names alone."""
     names = str(value).split(",")
     return ",".join(Path(name).name if Path(name).is_absolute() else name for name in names)
 
@@ -178,11 +182,11 @@ def without_folder(value: object) -> str:
 def head(opened: Opened, flags: Any, given: Mapping[str, Any], seed: str) -> dict[str, str]:
     """What stands above the rows: model, revision, flags, seed."""
     about, folder = opened.about, opened.folder
-    name = without_folder(getattr(flags, "model", None) or folder)
+    name = names_alone(getattr(flags, "model", None) or folder)
     if folder.parent.name == "snapshots":  # of the hub
         name += f" ({folder.name})"
     if about:
-        about = about | {"base_model": without_folder(about.get("base_model"))}
+        about = about | {"base_model": names_alone(about.get("base_model"))}
     return {
         "model": f"{name}: {describe_model(about)}",
         "revision": revision(),
@@ -204,11 +208,11 @@ def page(about: Mapping[str, str], rows: Sequence[Sequence[Card]], total: int) -
             break
         sections.append(section)
     count = f"{len(sections)} of {total}; {total - len(sections)} left out"
-    head = [
+    facts = [
         tag("div", tag("dt", key), tag("dd", text, dir="auto"))
         for key, text in {**about, "rows": count}.items()
     ]
-    body = tag("body", tag("h1", TITLE), tag("dl", *head), tag("p", LEGEND), *sections)
+    body = tag("body", tag("h1", TITLE), tag("dl", *facts), tag("p", LEGEND), *sections)
     return f"{HEAD}<style>{STYLE}</style>\n{body}\n"
 
 

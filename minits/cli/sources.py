@@ -50,7 +50,7 @@ def newest_run(task: str | None = None) -> Path:
     return max(found)[1]
 
 
-def run_folder(name: str | None) -> Path:
+def run_named(name: str | None) -> Path:
     """The folder given by --run, which is never looked for on the hub.
 
     Without a name: the newest run, or the checkpoint that ships.
@@ -78,11 +78,10 @@ class Opened(NamedTuple):
 def open_model(flags: Any) -> Opened:
     """The model that --model, --run, --device, --dtype and --plain of a command name."""
     device, dtype = resolve_device(flags.device, flags.dtype)
-    source = getattr(flags, "model", None) or run_folder(flags.run)
+    source = getattr(flags, "model", None) or run_named(flags.run)
     folder = resolve(source, getattr(flags, "revision", None))
     choices = {name: getattr(flags, name, None) for name in CHOICES}
-    kind = getattr(torch, dtype)
-    model, tokenizer, about = load_checkpoint(folder, kind, device, **choices)
+    model, tokenizer, about = load_checkpoint(folder, getattr(torch, dtype), device, **choices)
     if about and "max_thought_tokens" not in about and (folder / "run.json").exists():
         # Checkpoints of older versions leave it to their run.
         limit = read_run(folder)[0].max_thought_tokens
@@ -93,9 +92,11 @@ def open_model(flags: Any) -> Opened:
 
 def measured_on(opened: Opened) -> dict[str, Any]:
     """What a record says of the weights that it measured."""
-    path, width = opened.folder / "run.json", opened.engine.backbone.config.hidden_size
+    width, path = opened.engine.backbone.config.hidden_size, opened.folder / "run.json"
     found = {"run": str(opened.folder), "hidden_size": width}
-    return found | ({"settings": read_json(path)} if path.exists() else {})
+    if path.exists():
+        found["settings"] = read_json(path)
+    return found
 
 
 def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -> Task:
@@ -109,10 +110,10 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
         settings, task, _ = read_run(folder)
         if settings.task == name:
             return task
-    mine = about if about.get("task") == name else {}
-    kept = TASKS[name].kept if name in TASKS else ()
+    known = name in TASKS and about.get("task") == name
+    kept = TASKS[name].kept if known else ()
     try:
-        options = {option: mine[option] for option in kept if option in mine}
+        options = {option: about[option] for option in kept if option in about}
         return make_task(name, spell=str, **options)
     except ValueError as error:
         raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error

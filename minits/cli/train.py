@@ -61,17 +61,20 @@ def run(given: Given) -> tuple[Record, int]:
         if settings.preset:
             check_contents(settings.preset, settings.model, settings.revision, task)
         folder = new_folder(flags.out, settings)
-    lead = distributed.rank() == 0
-    log, named = tell if lead else (lambda text: None), bool(flags.out or flags.resume)
-    how = {"log": log, "note": note, "named": named}
-    figures = run_training(settings, task, method, folder, **how)
+    named = bool(flags.out or flags.resume)
+    figures = run_training(settings, task, method, folder, log=tell, note=note, named=named)
     folder = Path(figures["run"])  # made under another name, perhaps
-    if not lead:
-        return figures, 130 if figures["interrupted"] else 0
-    if figures.get("interrupted"):
-        return figures, interrupted(figures, settings, folder)
-    figures |= {"settings": run_folder.flat(settings, task, method)}
-    figures |= {"preset": settings.preset} if settings.preset else {}
+    status = 130 if figures.get("interrupted") else 0
+    if distributed.rank() != 0:
+        return figures, status
+    if status:
+        again = f"python run.py train {settings.task} --out={quote(str(folder))} --resume"
+        saved = "nothing was saved (--no-save)" if settings.no_save else f"continue with: {again}"
+        note(f"interrupted after step {figures['step']}; {saved}")
+        return figures, status
+    figures["settings"] = run_folder.flat(settings, task, method)
+    if settings.preset:
+        figures["preset"] = settings.preset
     line = record(figures, device=settings.device, seed=settings.seed)
     write_text(folder / "record.json", json.dumps(line) + "\n")
     look = "" if settings.no_save else f"; look: python run.py infer --run={quote(str(folder))}"
@@ -130,14 +133,6 @@ def new_folder(out: str | None, settings: TrainSettings) -> Path:
             "another folder, or continue a run there with --resume."
         )
     return folder
-
-
-def interrupted(figures: Record, settings: TrainSettings, folder: Path) -> int:
-    """Says how to go on; returns the exit status."""
-    again = f"python run.py train {settings.task} --out={quote(str(folder))} --resume"
-    saved = "nothing was saved (--no-save)" if settings.no_save else f"continue with: {again}"
-    note(f"interrupted after step {figures['step']}; {saved}")
-    return 130
 
 
 # What may be chosen beside a preset: none of it makes another run of it.

@@ -17,8 +17,8 @@ from minits.cache import KVCache
 from minits.fast.graphs import Graphs
 from minits.fast.layouts import round_up
 from minits.fast.packed import PackedLayer, StepFrame
-from minits.tensors import cut, on_device, pad
-from minits.thinking import Thought, ThinkingStates, closed
+from minits.tensors import cut, in_order, on_device, pad
+from minits.thinking import Scripts, Thought, ThinkingStates, closed
 
 WIDEST = 8192  # tokens of one pass: at 32,768 slots its mask takes 3.8 GB with 7 heads a group
 SLOTS = 128  # caches are rounded up to multiples of this, so that few graphs serve all lengths
@@ -151,9 +151,7 @@ class FastEngine:
 
     # -- thoughts and states -----------------------------------------------------------------------
 
-    def think(
-        self, h: Tensor, limit: int, scripts: Sequence[Sequence[int] | None] | None = None
-    ) -> list[Thought]:
+    def think(self, h: Tensor, limit: int, scripts: Scripts = ()) -> list[Thought]:
         """As `Engine.think`; rows are padded to the next bucket."""
         (N, c, _), end, rows = h.shape, self.config.thought_end, bucket(len(h))
         cache = self.new_cache(rows, c + limit, layers=1)
@@ -161,8 +159,7 @@ class FastEngine:
         tokens, positions = self.static("think", cache, *like)
 
         def begin(h: Tensor) -> Tensor:
-            at = torch.arange(c, device=h.device).expand(rows, c).contiguous()
-            return self.say(h, at, cache)
+            return self.say(h, in_order(rows, c, h.device).contiguous(), cache)
 
         def go_on(tokens: Tensor, positions: Tensor) -> None:
             x = self.backbone.model.embed_tokens(tokens)[:, None]  # [rows, 1, E]
@@ -176,8 +173,7 @@ class FastEngine:
         while True:
             forced = False
             for ids, token, script in zip(said, tokens[:N].tolist(), scripts or [None] * N):
-                follows = script is not None and len(ids) < len(script)
-                ids.append(script[len(ids)] if follows else token)
+                ids.append(script[len(ids)] if script and len(ids) < len(script) else token)
                 forced |= ids[-1] != token
             if len(said[0]) == limit or all(end in ids for ids in said):
                 return [closed(ids, end) for ids in said]
@@ -210,7 +206,7 @@ class FastEngine:
         cache = self.new_cache(rows, width, layers=1)
 
         def run(ids: Tensor, lengths: Tensor) -> Tensor:
-            positions = torch.arange(width, device=ids.device).expand(rows, width).contiguous()
+            positions = in_order(rows, width, ids.device).contiguous()
             flat = self.backbone.model.embed_tokens(ids).flatten(0, 1)
             self.c_layer.run(flat, self.step_frame(positions, cache), cache.k[0], cache.v[0])
             return self.model.last_outputs(flat.view(rows, width, -1), lengths)

@@ -12,8 +12,6 @@ Three samples of 5, 3 and 6 tokens in chunks of 4, packed into rows of 12 (`|` b
     chunks     0         1         2
                3         4         5
 """
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Self

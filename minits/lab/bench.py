@@ -21,16 +21,14 @@ Line = dict[str, Any]
 
 def timed(function: Callable[[], object], repeats: int) -> Line:
     """Milliseconds: median, least, most of `repeats` calls, and the first (compiling, capture)."""
-    return in_turn([function], repeats)[0]
-
-
-def in_turn(functions: Sequence[Callable[[], object]], repeats: int) -> list[Line]:
-    """As `timed`, for several functions that take turns: a slow moment hits all of them."""
-    return [summary(times) for times in rounds(functions, repeats)]
+    return summary(*rounds([function], repeats))
 
 
 def rounds(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """Milliseconds of every call of each function: two of warm-up, then `repeats`."""
+    """Milliseconds of every call of each function: two of warm-up, then `repeats`.
+
+    The functions take turns: a slow moment hits all of them.
+    """
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(repeats + 2):  # the second call, too, is warm-up
         for function, mine in zip(functions, times):
@@ -130,7 +128,7 @@ def bench_decode(
         prompts = [prompt_of(128 // c * c)] * batch
         ways = [vars(replace(config, max_new_tokens=tokens)) for tokens in (1, new + 1)]
         sides = [lambda way=way: generate_ids(engine, prompts, **way) for way in ways]
-        one, many = in_turn(sides, repeats)
+        one, many = map(summary, rounds(sides, repeats))
         rate = batch * new / (many["ms"] - one["ms"]) * 1e3
         limit = batch * limits["copy_TB_per_s"] * 1e12 / weights_bytes(engine)
         return {
@@ -175,8 +173,7 @@ def bench_prefill(
         "share": operations / limits["matmul_TFLOP_per_s"] / plain["ms"],
     }
     for count in where:
-        # In every chunk that another one follows, for count = chunks - 1.
-        laid_down = spread(count, chunks - 1)
+        laid_down = spread(count, chunks - 1)  # in chunks that another one follows
         for length in (1, 8) if count else (1,):
             hook = LaidDown(engine, laid_down, length)
             config = GenerationConfig(max_new_tokens=1, max_thought_tokens=32, hook=hook)
@@ -199,15 +196,20 @@ def bench_prefill(
             }
 
 
+def ways_of_reading(*aheads: int | None) -> list[Line]:
+    """Sequential, then speculative with each draft under each lookahead."""
+    speculative = [{"draft": draft, "lookahead": n} for n in aheads for draft in DRAFTS]
+    return [{"prefill": "sequential"}, *speculative]
+
+
 def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iterator[Line]:
     """Prefill of real prompts, one at a time, with a model's own thoughts: every way of reading.
 
     Each takes turns with sequential reading, which comes first, alone. `carry` is measured only
     so: laid-down thoughts would flatter it.
     """
-    sequential = {"prefill": "sequential"}
-    ways = [sequential]
-    ways += [{"draft": draft, "lookahead": n} for n in (None, 1, 2, 4) for draft in DRAFTS]
+    ways = ways_of_reading(None, 1, 2, 4)
+    sequential = ways[0]
 
     def read(way: Line) -> list[int]:
         config = GenerationConfig(max_new_tokens=1, **way)

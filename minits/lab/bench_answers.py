@@ -9,13 +9,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 from minits.generation import GenerationConfig, GenerationResult
-from minits.lab.bench import Line, rounds, summary
+from minits.lab.bench import Line, rounds, summary, ways_of_reading
 from minits.methods import Method
-from minits.prefill import DRAFTS
 from minits.thinking import Engine
-
-WAYS = [{"prefill": "sequential"}]
-WAYS += [{"draft": draft, "lookahead": n} for n in (None, 1, 2) for draft in DRAFTS]
 
 
 class Side(NamedTuple):
@@ -33,8 +29,8 @@ def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
 
     ms: mean over prompts of the median of `repeats` passes. speed_up: over `other`.
     """
-    ways = [thinking._replace(config=replace(thinking.config, **way)) for way in WAYS]
-    sides = [other, *ways]
+    ways = [replace(thinking.config, **way) for way in ways_of_reading(None, 1, 2)]
+    sides = [other, *(thinking._replace(config=way) for way in ways)]
     taken: list[list[float]] = [[] for _ in sides]
     results: list[dict[int, GenerationResult]] = [{} for _ in sides]
 

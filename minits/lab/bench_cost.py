@@ -124,7 +124,7 @@ def losses_of(name: str, model: ThinkingStates, row: Row, losses: Any = None) ->
 
 
 def refed_losses(model: ThinkingStates, batch: LatentBatch) -> Losses:
-    """As `latent_losses`, for one row without padding: all before a latent is read for each."""
+    """As `Coconut.losses`, for one row without padding: all before a latent is read for each."""
     backbone, R = model.backbone, batch.rest.shape[1]
     net, config = backbone.model, backbone.config
 
@@ -236,7 +236,7 @@ def table(lines: Sequence[Line]) -> str:
 
 
 def optimizer_steps(
-    model: ThinkingStates, settings: TrainSettings, batch: int, repeats: int, graphs: bool
+    model: ThinkingStates, settings: TrainSettings, samples: int, repeats: int, graphs: bool
 ) -> Iterator[Line]:
     """Steps at a rate of 0 on the same made-up problems: CoT's, and those of Coconut's last stage.
 
@@ -244,7 +244,7 @@ def optimizer_steps(
     gsm, packed, and one by one, too.
     """
     rng, cot, latent = random.Random(0), [], []
-    for _ in range(batch):
+    for _ in range(samples):
         question, rest = prompt_of(rng.randint(40, 80)), prompt_of(rng.randint(26, 46))
         prompt = with_latents(question, 6)
         cot.append(Row(question + rest, len(question), []))
@@ -254,22 +254,26 @@ def optimizer_steps(
     updates, calls, lines = [], [], []
     for name, layouts, rows in (("cot", ("rows", "pack"), cot), ("coconut", ("rows",), latent)):
         method = make_method(name)
-        updates.append(update := OptimizerStep(plain, method.losses, settings))
+        update = OptimizerStep(plain, method, settings)
+        updates.append(update)
         if not graphs:
             update.graphs = None
         for layout in layouts:
-            how = {"layout": layout, "row_tokens": 256, "sizes": sizes()}
-            calls.append(partial(update, [method.collate(rows, plain.config, **how)], 0.0))
+            batch = method.collate(
+                rows, plain.config, layout=layout, row_tokens=256, sizes=sizes()
+            )
+            calls.append(partial(update, [batch], 0.0))
             lines.append({
                 "what": f"optimizer step, {name}",
                 "layout": layout,
-                "samples": batch,
+                "samples": samples,
                 "tokens": sum(len(row.ids) - 1 for row in rows),
                 "path": "graphs" if graphs else "eager",
             })
-    *cots, coconut = times = rounds(calls, repeats)
+    times = rounds(calls, repeats)
     for line, mine in zip(lines, times):
         yield line | summary(mine)
+    *cots, coconut = times
     for line, mine in zip(lines, cots):
         what = {"what": "optimizer step, coconut over cot", "layout": line["layout"]}
         yield what | ratio(coconut, mine)

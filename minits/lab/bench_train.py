@@ -1,13 +1,13 @@
 """How fast training is: whole optimizer steps, with and without thoughts."""
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from minits.lab.bench import Line, machine_limits, ratio, rounds, summary
 from minits.methods import make_method
-from minits.supervision import Row
 from minits.tasks import make_task
 from minits.training.loop import Training
 from minits.training.recipe import TrainSettings, resolve
@@ -25,28 +25,32 @@ def bench_train(
     """
     yield machine_limits(device, getattr(torch, dtype))
     for name, options in (("parity", {}), ("vars", {"max_ops": 40})):
-        task, how = make_task(name, **options), {"device": device, "dtype": dtype}
-        settings = TrainSettings(task=name, model=folder, compile=compile, **how)
-        settings, trainings = resolve(settings, task), {}
-        for name in ("no-cot", "thinking"):
-            method, changed = make_method(name), replace(settings, method=name)
-            trainings[name] = set_up(changed, task, method, Path("nowhere"))
-        yield from steps(trainings, task.name, repeats)
+        task, trainings = make_task(name, **options), {}
+        asked = TrainSettings(
+            task=name, model=folder, compile=compile, device=device, dtype=dtype
+        )
+        settings = resolve(asked, task)
+        for method in ("no-cot", "thinking"):
+            changed = replace(settings, method=method)
+            trainings[method] = set_up(changed, task, make_method(method), Path("nowhere"))
+        yield from steps(trainings, name, repeats)
 
 
 def steps(trainings: dict[str, Training], task: str, repeats: int) -> Iterator[Line]:
     """Milliseconds of a step of each training, its tokens, and the ratio of the two."""
-    samples: dict[str, list[Row]] = {how: each.stream.rows(0) for how, each in trainings.items()}
-    parts = {how: each.stream.parts(samples[how]) for how, each in trainings.items()}
-    sides = [lambda how=how: trainings[how].update(parts[how], 0.0) for how in trainings]
-    times = rounds(sides, repeats)
-    for how, mine in zip(trainings, times):
-        yield {
+    calls, lines = [], []
+    for how, training in trainings.items():
+        samples = training.stream.rows(0)
+        parts = training.stream.parts(samples)
+        calls.append(partial(training.update, parts, 0.0))
+        lines.append({
             "what": f"step, {how} on {task}",
-            "samples": len(samples[how]),
-            "rows": list(parts[how][0].ids.shape),
-            "tokens": sum(len(row.ids) - 1 for row in samples[how]),
-            **summary(mine),
-        }
+            "samples": len(samples),
+            "rows": list(parts[0].ids.shape),
+            "tokens": sum(len(row.ids) - 1 for row in samples),
+        })
+    times = rounds(calls, repeats)
+    for line, mine in zip(lines, times):
+        yield line | summary(mine)
     plain, thinking = times
     yield {"what": f"thinking over no-cot on {task}"} | ratio(thinking, plain)

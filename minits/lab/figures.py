@@ -2,6 +2,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,11 +42,12 @@ def draw_all(book: Book, folder: Path) -> dict[str, bool]:
 
 @contextmanager
 def drawing(path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7, 4.5)):
-    """Axes [rows, columns] to draw on; what was drawn is saved at the end."""
+    """Panels [rows, columns] to draw on, or the only one; what was drawn is saved at the end."""
     plt = pyplot()
-    how = {"figsize": size, "layout": "constrained", "squeeze": False, "sharey": "row"}
-    figure, axes = plt.subplots(rows, columns, **how)
-    yield axes
+    figure, panels = plt.subplots(
+        rows, columns, figsize=size, layout="constrained", sharey="row"
+    )
+    yield panels
     figure.savefig(path, format="png", dpi=150)
     plt.close(figure)
 
@@ -63,9 +65,9 @@ def lengths(book: Book, path: Path) -> bool:
             found[task, N, method] = by_length([run["ood"]["buckets"] for run in runs], N)
     if not any(found.values()):
         return False
-    panels = {task: Ns for (task, _), Ns in STATE_TRACKING.items()}
-    with drawing(path, len(panels), 3, (11, 6)) as axes:
-        for row, (task, Ns) in zip(axes, panels.items()):
+    lengths_of = {task: Ns for (task, _), Ns in STATE_TRACKING.items()}
+    with drawing(path, len(lengths_of), 3, (11, 6)) as panels:
+        for row, (task, Ns) in zip(panels, lengths_of.items()):
             for panel, N in zip(row, Ns):
                 for marker, method in zip(MARKERS, ("thinking", "cot", "no-cot")):
                     if points := found[task, N, method]:
@@ -74,7 +76,7 @@ def lengths(book: Book, path: Path) -> bool:
                 panel.set(title=f"{task.capitalize()}, trained on 1 … {N}", xlim=(0, 100))
                 panel.set(ylim=(-3, 103), xlabel="length of the example")
             row[0].set_ylabel("answers right, %")
-        axes[0, 0].legend(fontsize="small")
+        panels[0, 0].legend(fontsize="small")
     return True
 
 
@@ -120,16 +122,20 @@ def ablation(
                     found.setdefault(title, {})[value] = cell
     if not found:
         return False
-    with drawing(path) as axes:
-        panel = axes[0, 0]
+    with drawing(path) as panel:
         for number, (title, cells) in enumerate(found.items()):
             # Each line a little beside those before, or their intervals would hide each other.
             places = [value * 1.02**number for value in cells]
             intervals(panel, places, list(cells.values()), marker=MARKERS[number], label=title)
             for place, cell in zip(places, cells.values()):
                 if speed_up := cell.speed_up():
-                    how = {"textcoords": "offset points", "xytext": (4, 8), "fontsize": "small"}
-                    panel.annotate(f"{speed_up:.2f}×", (place, 100 * cell.accuracy()[0]), **how)
+                    panel.annotate(
+                        f"{speed_up:.2f}×",
+                        (place, 100 * cell.accuracy()[0]),
+                        textcoords="offset points",
+                        xytext=(4, 8),
+                        fontsize="small",
+                    )
         ticks = list(max(found.values(), key=len))
         if of_chunks:
             panel.set_xscale("log", base=2)
@@ -147,18 +153,6 @@ def intervals(panel: Any, places: Sequence[float], cells: Sequence[Cell], **how:
     panel.errorbar(places, mean, [mean - low, high - mean], capsize=3, **how)
 
 
-def layers(book: Book, path: Path) -> bool:
-    """Accuracy by the layer that H is read after."""
-    names = {n: f"extract-{n}" for n in LAYERS} | {23: "chunk-8"}
-    return ablation(book, path, names, "L_out: the layer that H is read after, of 24")
-
-
-def chunks(book: Book, path: Path) -> bool:
-    """Accuracy by chunk size."""
-    names = {c: f"chunk-{c}" for c in CHUNKS}
-    return ablation(book, path, names, "c: tokens a chunk", of_chunks=True)
-
-
 def rounds(book: Book, path: Path) -> bool:
     """Rounds of reading a prompt, by way of reading: a group of bars for each measurement."""
     measured = book.measured("draft")
@@ -166,8 +160,7 @@ def rounds(book: Book, path: Path) -> bool:
         return False
     ways = list(dict.fromkeys(way_of_reading(line) for _, lines in measured for line in lines))
     width = 0.8 / len(measured)
-    with drawing(path, size=(9, 4.5)) as axes:
-        panel = axes[0, 0]
+    with drawing(path, size=(9, 4.5)) as panel:
         for number, (record, lines) in enumerate(measured):
             colour = f"C{number}"
             run = lines[0].get("run") or f"{lines[0]['prompts']} prompts"
@@ -190,12 +183,11 @@ def speed(book: Book, path: Path) -> bool:
     cells = [cell for each in beginnings for cell in book.cells(each) if cell.runs and cell.ms()]
     if not cells:
         return False
-    with drawing(path) as axes:
-        panel = axes[0, 0]
+    with drawing(path) as panel:
         for number, cell in enumerate(cells):
             marker = MARKERS[list(METHODS).index(cell.label[0])]
-            how = {"fmt": marker, "color": f"C{number}", "label": cell.preset.title}
-            intervals(panel, [cell.ms()], [cell], **how)
+            colour, title = f"C{number}", cell.preset.title
+            intervals(panel, [cell.ms()], [cell], fmt=marker, color=colour, label=title)
         panel.set(xlabel="milliseconds an answer, one at a time", ylabel="test rows right, %")
         panel.set(xlim=(0, None), ylim=(0, None))
         panel.legend(fontsize="small")
@@ -214,13 +206,12 @@ def cost(lines: Sequence[Record], path: Path) -> None:
             series.setdefault(name, []).append((line["steps"] or 1, line["both"]["ms"]))
     most = max(steps for points in series.values() for steps, _ in points)
     sides = list(dict.fromkeys(side for side, _ in series))
-    with drawing(path) as axes:
-        panel = axes[0, 0]
+    with drawing(path) as panel:
         for (side, way), points in series.items():
-            points += [(most, points[0][1])] if len(points) == 1 else []
-            style = "--" if way == "graphs" else "-"
-            how = {"marker": ".", "color": f"C{sides.index(side)}", "label": f"{side}, {way}"}
-            panel.plot(*zip(*points), style, **how)
+            if len(points) == 1:
+                points.append((most, points[0][1]))
+            style, colour = "--" if way == "graphs" else "-", f"C{sides.index(side)}"
+            panel.plot(*zip(*points), style, marker=".", color=colour, label=f"{side}, {way}")
         panel.set(yscale="log", xlabel="recurrent steps", ylabel="forward and backward pass, ms")
         panel.set_title("128 tokens, one row")
         panel.legend(fontsize="small")
@@ -236,8 +227,18 @@ def training_cost(book: Book, path: Path) -> bool:
 
 FIGURES: dict[str, Callable[[Book, Path], bool]] = {
     "lengths": lengths,
-    "layers": layers,
-    "chunks": chunks,
+    # Accuracy by the layer that H is read after, and by chunk size.
+    "layers": partial(
+        ablation,
+        names={n: f"extract-{n}" for n in LAYERS} | {23: "chunk-8"},
+        label="L_out: the layer that H is read after, of 24",
+    ),
+    "chunks": partial(
+        ablation,
+        names={c: f"chunk-{c}" for c in CHUNKS},
+        label="c: tokens a chunk",
+        of_chunks=True,
+    ),
     "rounds": rounds,
     "speed": speed,
     "cost": training_cost,

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,9 @@ def revision() -> str:
         command = ["git", "-C", str(root), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
-    try:
+    with suppress(OSError, subprocess.CalledProcessError):
         git("ls-files", "--error-unmatch", __file__)
-        if not root.samefile(git("rev-parse", "--show-toplevel")):
-            return os.environ.get("MINITS_REVISION", "unknown")
-        changed = git("status", "--porcelain", "--untracked-files=no")
-        return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("MINITS_REVISION", "unknown")
+        if root.samefile(git("rev-parse", "--show-toplevel")):
+            changed = git("status", "--porcelain", "--untracked-files=no")
+            return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    return os.environ.get("MINITS_REVISION", "unknown")

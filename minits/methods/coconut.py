@@ -46,64 +46,6 @@ class LatentBatch(Tensors):
         return torch.stack([used, torch.zeros_like(used)])
 
 
-@dataclass(frozen=True)
-class Coconut(Pause):
-    """The pause tokens give way to hidden states."""
-
-    name: ClassVar = "coconut"
-    title: ClassVar = "Coconut"
-    has_states: ClassVar = True
-    layouts: ClassVar = ("rows",)
-
-    def collate(
-        self,
-        rows: Sequence[Row],
-        config: ThinkingConfig,
-        *,
-        sizes: ExactSizes = ExactSizes(),
-        **_how: Any,
-    ) -> LatentBatch:
-        k = latents_of(rows[0].ids[: rows[0].prompt_length])
-        prompts = [row.ids[: row.prompt_length - 1 - k] for row in rows]
-        rest = [row.ids[row.prompt_length - 1 :] for row in rows]
-        P = sizes.width(max(map(len, prompts)), 1)
-        R = sizes.size(P, "rest", max(map(len, rest)) - 1, step=8)
-        return LatentBatch(
-            ids=pad(prompts, config.pad_id, P),
-            lengths=torch.tensor([len(prompt) for prompt in prompts]),
-            latents=torch.full((len(rows), k), rest[0][0] + 1),
-            rest=pad([ids[:-1] for ids in rest], config.pad_id, R),
-            labels=pad([ids[1:] for ids in rest], IGNORED, R),
-        )
-
-    def losses(self, model: ThinkingStates, batch: LatentBatch) -> Losses:
-        return latent_losses(model, batch)
-
-    @torch.no_grad()
-    def read(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
-    ) -> Reading:
-        k, rows, device = latents_of(prompts[0]), range(len(prompts)), engine.device
-        room = replace(config, max_new_tokens=config.max_new_tokens + k + 1, hook=NOTHING)
-        reading = prefill(engine, [ids[: len(ids) - 1 - k] for ids in prompts], room)
-        ends = on_device([ids[-1:] for ids in prompts], device)
-        ends = engine.backbone.model.embed_tokens(ends)  # [B, 1, E]
-        last = max(k - 1, 0)
-        for number in range(last + 1):
-            parts = [ends] if number == last else []
-            if k:
-                places = [(row, number) for row in rows]
-                parts = [config.hook.states(places, reading.out[:, None]), *parts]
-            x = torch.cat(parts, dim=1)  # [B, 1 or 2, E]
-            starts = on_device(reading.lengths, device)[:, None]
-            positions = starts + torch.arange(x.shape[1], device=device)
-            frame = engine.frame(positions, reading.cache)
-            h = engine.middle(engine.lower(x, frame), frame)
-            reading.out = engine.upper(h, frame)[:, -1]
-            reading.lengths = [length + x.shape[1] for length in reading.lengths]
-        return reading
-
-
 class LatentCache(DifferentiableKVCache):
     """One whose type may be less wide than that of the keys: autocast leaves those in float32."""
 
@@ -132,36 +74,91 @@ class LatentFrame(Frame):
     attend = FoldedFrame.attend
 
 
-def latent_losses(model: ThinkingStates, batch: LatentBatch) -> Losses:
-    """The summed cross-entropy of what follows `end`, differentiable through all latents."""
-    backbone, (B, P), k = model.backbone, batch.ids.shape, batch.latents.shape[1]
-    net, config, device, R = backbone.model, backbone.config, batch.ids.device, batch.rest.shape[1]
-    embedded = net.embed_tokens(torch.cat([batch.ids, batch.rest], dim=1))
-    prompt, rest = embedded.split([P, R], dim=1)
-    casts = torch.is_autocast_enabled(device.type)
-    cache = LatentCache(
-        config.num_hidden_layers,
-        B,
-        config.num_key_value_heads,
-        BucketedSizes().width(P + k + R, 1),
-        config.head_dim,
-        dtype=torch.get_autocast_dtype(device.type) if casts else embedded.dtype,
-        device=device,
-    )
+@dataclass(frozen=True)
+class Coconut(Pause):
+    """The pause tokens give way to hidden states."""
 
-    def read(x: Tensor, starts: Tensor) -> Tensor:
-        """x [B, L, E] from positions `starts` [B, 1] on -> final normed vectors [B, L, E]."""
-        frame = LatentFrame(backbone, starts + in_order(*x.shape[:2], device), cache)
-        for number, layer in enumerate(net.layers):
-            x = layer(x, frame, number)
-        return net.norm(x)
+    name: ClassVar = "coconut"
+    title: ClassVar = "Coconut"
+    has_states: ClassVar = True
+    layouts: ClassVar = ("rows",)
 
-    ends = batch.lengths[:, None]  # [B, 1]
-    out = read(prompt, torch.zeros_like(ends))
-    vector = out[torch.arange(B, device=device), batch.lengths - 1][:, None]  # [B, 1, E]
-    for number in range(k - 1):
-        vector = read(vector, ends + number)
-    x = torch.cat([vector, rest], dim=1) if k else rest
-    out = read(x, ends + max(k - 1, 0))[:, -R:]
-    lm = cross_entropy_sum(out.flatten(0, 1), backbone.lm_head.weight, batch.labels.flatten())
-    return Losses(lm, torch.zeros_like(lm), *batch.counts)
+    def collate(
+        self,
+        rows: Sequence[Row],
+        config: ThinkingConfig,
+        *,
+        sizes: ExactSizes = ExactSizes(),
+        **_how: Any,  # of layouts: it has but one
+    ) -> LatentBatch:
+        k = latents_of(rows[0].ids[: rows[0].prompt_length])
+        prompts = [row.ids[: row.prompt_length - 1 - k] for row in rows]
+        rest = [row.ids[row.prompt_length - 1 :] for row in rows]
+        P = sizes.width(max(map(len, prompts)), 1)
+        R = sizes.size(P, "rest", max(map(len, rest)) - 1, step=8)
+        return LatentBatch(
+            ids=pad(prompts, config.pad_id, P),
+            lengths=torch.tensor([len(prompt) for prompt in prompts]),
+            latents=torch.full((len(rows), k), rest[0][0] + 1),
+            rest=pad([ids[:-1] for ids in rest], config.pad_id, R),
+            labels=pad([ids[1:] for ids in rest], IGNORED, R),
+        )
+
+    def losses(self, model: ThinkingStates, batch: LatentBatch) -> Losses:
+        """The summed cross-entropy of what follows `end`, differentiable through all latents."""
+        (B, P), k, R = batch.ids.shape, batch.latents.shape[1], batch.rest.shape[1]
+        backbone, device = model.backbone, batch.ids.device
+        net, config = backbone.model, backbone.config
+        embedded = net.embed_tokens(torch.cat([batch.ids, batch.rest], dim=1))
+        prompt, rest = embedded.split([P, R], dim=1)
+        casts = torch.is_autocast_enabled(device.type)
+        cache = LatentCache(
+            config.num_hidden_layers,
+            B,
+            config.num_key_value_heads,
+            BucketedSizes().width(P + k + R, 1),
+            config.head_dim,
+            dtype=torch.get_autocast_dtype(device.type) if casts else embedded.dtype,
+            device=device,
+        )
+
+        def read(x: Tensor, starts: Tensor) -> Tensor:
+            """x [B, L, E] from positions `starts` [B, 1] on -> final normed vectors [B, L, E]."""
+            frame = LatentFrame(backbone, starts + in_order(*x.shape[:2], device), cache)
+            for number, layer in enumerate(net.layers):
+                x = layer(x, frame, number)
+            return net.norm(x)
+
+        ends = batch.lengths[:, None]  # [B, 1]
+        out = read(prompt, torch.zeros_like(ends))
+        vector = out[torch.arange(B, device=device), batch.lengths - 1][:, None]  # [B, 1, E]
+        for number in range(k - 1):
+            vector = read(vector, ends + number)
+        x = torch.cat([vector, rest], dim=1) if k else rest
+        out = read(x, ends + max(k - 1, 0))[:, -R:]
+        lm = cross_entropy_sum(out.flatten(0, 1), backbone.lm_head.weight, batch.labels.flatten())
+        return Losses(lm, torch.zeros_like(lm), *batch.counts)
+
+    @torch.no_grad()
+    def read(
+        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+    ) -> Reading:
+        k, device = latents_of(prompts[0]), engine.device
+        room = replace(config, max_new_tokens=config.max_new_tokens + k + 1, hook=NOTHING)
+        reading = prefill(engine, [ids[: len(ids) - 1 - k] for ids in prompts], room)
+        ends = on_device([ids[-1:] for ids in prompts], device)
+        ends = engine.backbone.model.embed_tokens(ends)  # [B, 1, E]
+        last = max(k - 1, 0)
+        for number in range(last + 1):
+            parts = [ends] if number == last else []
+            if k:
+                places = [(row, number) for row in range(len(prompts))]
+                parts = [config.hook.states(places, reading.out[:, None]), *parts]
+            x = torch.cat(parts, dim=1)  # [B, 1 or 2, E]
+            starts = on_device(reading.lengths, device)[:, None]
+            positions = starts + torch.arange(x.shape[1], device=device)
+            frame = engine.frame(positions, reading.cache)
+            h = engine.middle(engine.lower(x, frame), frame)
+            reading.out = engine.upper(h, frame)[:, -1]
+            reading.lengths = [length + x.shape[1] for length in reading.lengths]
+        return reading

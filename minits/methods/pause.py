@@ -20,6 +20,7 @@ from minits.supervision import Example, Row, encode_prompt
 from minits.thinking import ThinkingConfig, ThinkingStates
 
 SEED = "."  # the token that the three start as
+MARKED = ("pause", "coconut")  # methods whose weights know the three
 
 
 @lru_cache(maxsize=1)  # a look at all of a vocabulary
@@ -92,12 +93,9 @@ class Pause(Curriculum):
                 "this method makes for itself: train that from its start (--first-stage 0)."
             )
         if about.get("method") in MARKED:
-            return  # they are trained already
+            return
         for weight in (backbone.model.embed_tokens.weight, backbone.lm_head.weight):
             weight[begin : begin + self.spare] = weight[tokenizer.encode(SEED)[0]]
-
-
-MARKED = ("pause", "coconut")
 
 
 def latents_of(prompt: Sequence[int]) -> int:

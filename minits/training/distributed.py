@@ -19,8 +19,9 @@ def world() -> int:
 
 def own_device(device: str) -> str:
     """The card of this process where `device` is one and there are several processes."""
-    several = device.startswith("cuda") and world() > 1
-    return f"cuda:{os.environ['LOCAL_RANK']}" if several else device
+    if device.startswith("cuda") and world() > 1:
+        return f"cuda:{os.environ['LOCAL_RANK']}"
+    return device
 
 
 def join(device: str) -> None:

@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from io import StringIO
-from math import cos, isfinite, pi
+from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -28,12 +27,13 @@ from minits.fast.accelerate import accelerate
 from minits.fast.flat_batch import FlatBatch
 from minits.methods import Method
 from minits.methods.method import Stage
-from minits.supervision import Example, Row
+from minits.supervision import Row
 from minits.tasks import Task
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
-from minits.training.recipe import TrainSettings
+from minits.training.recipe import TrainSettings, learning_rate
 from minits.training.scoring import (
+    Pairs,
     Report,
     describe,
     draw_rows,
@@ -68,6 +68,8 @@ class Training:
         # where nothing is saved.
         self.best_step, self.best_accuracy = run_folder.best_so_far(self.folder)
         self.best_weights: dict[str, Tensor] | None = None
+        self.update = OptimizerStep(self.model, self.method, self.settings)
+        self.stream: SampleStream | None = None
         self.begin_stage()
 
     def stage(self, step: int) -> tuple[int, int]:
@@ -87,21 +89,17 @@ class Training:
         settings = self.settings
         self.stages = self.method.stages(settings.steps, settings.batch_size)
         self.number, self.stage_end = self.stage(self.done)
-        stage, sizes = self.stages[self.number], None
-        if not hasattr(self, "update"):
-            self.update = OptimizerStep(self.model, self.method.losses, settings)
-        else:
-            sizes = None if stage.fresh else self.stream.sizes
-            self.update.begin_stage(resets=stage.resets, fresh=stage.fresh)
+        stage = self.stages[self.number]
+        self.update.begin_stage(resets=stage.resets, fresh=stage.fresh)
         self.stream = SampleStream(
-            self.settings,
+            settings,
             self.task,
             self.method,
             self.tokenizer,
             self.model.config,
             positions=self.model.backbone.config.max_position_embeddings,
             stage=self.number,
-            sizes=sizes,
+            sizes=None if stage.fresh or self.stream is None else self.stream.sizes,
         )
 
     def evaluated(self) -> tuple[int, Stage]:
@@ -119,19 +117,32 @@ class Training:
     def save(self) -> Path:
         """Writes a checkpoint and drops those that are more than --keep asks for."""
         settings = self.settings
-        state = {"optimizer": self.update.optimizer.state_dict(), "step": self.done}
-        state |= {"seconds": self.seconds, "stage": self.number}
-        state["settings"] = run_folder.flat(settings, self.task, self.method)
+        state = {
+            "optimizer": self.update.optimizer.state_dict(),
+            "step": self.done,
+            "seconds": self.seconds,
+            "stage": self.number,
+            "settings": run_folder.flat(settings, self.task, self.method),
+        }
         if getattr(torch, settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
             state["weights"] = self.model.state_dict()  # the files hold them rounded
-        return self.write(state, {}, keep=settings.keep)
+        return self.write(state, {}, kind="checkpoints", keep=settings.keep)
 
-    def write(self, state: dict[str, Any] | None, about: dict[str, Any], **how: Any) -> Path:
+    def write(
+        self, state: dict[str, Any] | None, about: dict[str, Any], *, kind: str, keep: int
+    ) -> Path:
         """`save_checkpoint`; about: what else thinking.json is to say."""
-        about |= run_folder.origin(self.settings, self.task, self.method) | {"step": self.done}
-        how["dtype"] = getattr(torch, self.settings.save_dtype)
-        model, tokenizer = self.model, self.tokenizer
-        return run_folder.save_checkpoint(self.folder, model, tokenizer, about, state, **how)
+        origin = run_folder.origin(self.settings, self.task, self.method)
+        return run_folder.save_checkpoint(
+            self.folder,
+            self.model,
+            self.tokenizer,
+            about | origin | {"step": self.done},
+            state,
+            kind=kind,
+            dtype=getattr(torch, self.settings.save_dtype),
+            keep=keep,
+        )
 
     def compete(self, accuracy: float) -> str:
         """With --keep-best: keeps the weights if none before were better, and says whether.
@@ -161,19 +172,6 @@ class Training:
 
 
 # -- one step --------------------------------------------------------------------------------------
-
-
-def learning_rate(settings: TrainSettings, step: int) -> float:
-    """Linear warm-up, a constant rate, then a cosine that would reach zero after the last step.
-
-    The longer a task stays on its plateau (Vars: for hundreds of steps), the later it should fall.
-    """
-    if step < settings.warmup:
-        return settings.lr * (step + 1) / settings.warmup
-    decay_steps = settings.decay * (settings.steps - settings.warmup)
-    into_decay = step - (settings.steps - decay_steps)
-    share = max(into_decay, 0.0) / max(decay_steps, 1.0)
-    return settings.lr * (1 + cos(pi * share)) / 2
 
 
 class TakenStep(NamedTuple):
@@ -214,11 +212,6 @@ def read_figures(training: Training, taken: TakenStep) -> dict[str, Any]:
     return found | taken.metrics
 
 
-def train_step(training: Training, rows: list[Row]) -> dict[str, Any]:
-    """One whole optimizer step on `rows`; returns its metrics."""
-    return read_figures(training, take_step(training, rows, training.stream.parts(rows)))
-
-
 # -- what surrounds the steps ----------------------------------------------------------------------
 
 
@@ -239,13 +232,12 @@ def objects_frozen() -> Iterator[None]:
 # -- the loop --------------------------------------------------------------------------------------
 
 
-def train(training: Training, log: Log = print, stop: Stop | None = None) -> bool:
+def train(training: Training, log: Log, stop: Stop) -> bool:
     """Trains to the last step; returns False if it was interrupted.
 
     Leaves a checkpoint then, too, and where its output cannot be written, of which TrainingError
     tells afterwards; but not if the training itself fails. Figures are read at the steps that are
     told of, for reading them waits for the device; metrics.jsonl has every step.
-    stop: what may interrupt it, where that reaches beyond the training.
     """
     settings, lead = training.settings, distributed.rank() == 0
     metrics_file = training.folder / "metrics.jsonl"
@@ -259,10 +251,9 @@ def train(training: Training, log: Log = print, stop: Stop | None = None) -> boo
         desc="train",
         disable=not (sys.stderr.isatty() and lead),
     )
-    with ExitStack() as around:
-        stop = stop or around.enter_context(Stop())
-        stop.answer = UNSAVED if settings.no_save else stop.answer
-        around.enter_context(objects_frozen())
+    if settings.no_save:
+        stop.answer = UNSAVED
+    with objects_frozen(), ExitStack() as around:
         around.callback(stop.tell, file.close)
         around.callback(stop.tell, bar.close)
         over = False
@@ -320,7 +311,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
                 metrics = write_metrics(training, unread, file, stop)
                 answer, thoughts = metrics["lm_loss"], metrics["thought_loss"]
                 figures = {"lm": f"{answer:.3f}", "thought": f"{thoughts:.3f}"}
-                stop.tell(partial(bar.set_postfix, figures))
+                stop.tell(bar.set_postfix, figures)
             training.seconds += time.perf_counter() - started
             stop.tell(bar.update)
             if told and not sys.stderr.isatty():
@@ -366,14 +357,19 @@ def next_of(batches: Iterator) -> tuple[list[Row], list[FlatBatch]]:
 # -- evaluation ------------------------------------------------------------------------------------
 
 
-def evaluation_rows(
-    training: Training, split: str, n: int, stage: int = -1
-) -> list[tuple[Example, Row]]:
+def evaluation_rows(training: Training, split: str, n: int, stage: int = -1) -> Pairs:
     """`n` examples of a split, encoded. Raises ValueError if one does not fit the model."""
-    model, how = training.model, {"seed": training.settings.seed, "n": n, "stage": stage}
-    task, method, tokenizer = training.task, training.method, training.tokenizer
-    rows = draw_rows(task, method, split, tokenizer, model.config, **how)
-    with_room(model, rows)
+    rows = draw_rows(
+        training.task,
+        training.method,
+        split,
+        training.tokenizer,
+        training.model.config,
+        seed=training.settings.seed,
+        n=n,
+        stage=stage,
+    )
+    with_room(training.model, rows)
     return rows
 
 
@@ -390,9 +386,7 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
         stop.tell(log, f"step {training.done}{after}: {describe(report)}{kept}")
 
 
-def measure(
-    training: Training, rows: list[tuple[Example, Row]], predictions: Path | None = None
-) -> Report:
+def measure(training: Training, rows: Pairs, predictions: Path | None = None) -> Report:
     """Free-running evaluation of the model as it is now.
 
     On CUDA a copy of it in the compute type is accelerated, which is for inference only.
@@ -401,9 +395,11 @@ def measure(
     if training.settings.device.startswith("cuda"):
         dtype = getattr(torch, training.settings.dtype)
         engine = accelerate(copy.deepcopy(engine).to(dtype))
-    tokenizer, task, method = training.tokenizer, training.task, training.method
+    task = training.task
     try:
-        lines = predict(engine, tokenizer, task, method, rows, predictions=predictions)
+        lines = predict(
+            engine, training.tokenizer, task, training.method, rows, predictions=predictions
+        )
         return summarise(lines, task)
     finally:
         training.model.train()

@@ -1,5 +1,6 @@
 """The settings of a training: each default, bound and meaning, and how None is chosen."""
 from dataclasses import dataclass, fields, replace
+from math import cos, pi
 from pathlib import Path
 from typing import Any
 
@@ -161,11 +162,16 @@ def recipe_of(task: Task, method: str, model: str) -> dict[str, Any]:
 
     A model that was trained from the tiny one is of its kind.
     """
-    kind, folder = "tiny" if model == "tiny" else "real", Path(model).expanduser()
-    if model != "tiny" and folder.is_dir():
-        size = config_of(checkpoint_of(folder)).hidden_size
-        kind = "tiny" if size == tiny_config(None).hidden_size else "real"
+    kind, checkpoint = "tiny" if model == "tiny" else "real", local(model)
+    if checkpoint and config_of(checkpoint).hidden_size == tiny_config(None).hidden_size:
+        kind = "tiny"
     return task.recipes.get(("*", kind), {}) | task.recipes.get((method, kind), {})
+
+
+def local(model: str) -> Path | None:
+    """The checkpoint in the folder that --model names; None for the tiny model and a hub id."""
+    folder = Path(model).expanduser()
+    return checkpoint_of(folder) if model != "tiny" and folder.is_dir() else None
 
 
 def trained_with(settings: TrainSettings) -> dict[str, Any]:
@@ -173,10 +179,9 @@ def trained_with(settings: TrainSettings) -> dict[str, Any]:
 
     A hub id has none.
     """
-    folder = Path(settings.model).expanduser()
-    if settings.model == "tiny" or not (METHODS[settings.method].thinks and folder.is_dir()):
+    checkpoint = local(settings.model)
+    if not (checkpoint and METHODS[settings.method].thinks):
         return {}
-    checkpoint = checkpoint_of(folder)
     if not present(checkpoint / "thinking.safetensors"):
         return {}
     about = read_about(checkpoint)
@@ -189,7 +194,7 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
     Raises ValueError naming the flag that does not fit.
     """
     check_settings(settings, flag)
-    tiny = settings.model == "tiny"
+    tiny, method = settings.model == "tiny", METHODS[settings.method]
     if settings.window is not None and not tiny:
         raise ValueError(
             f"--window {settings.window}: only the tiny model is made with a window. The attention "
@@ -197,11 +202,11 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
         )
     usual = {"inject_after": 1, "max_thought_tokens": 64}
     if tiny:
-        usual |= {"extract_after": 3, "window": 16 if METHODS[settings.method].thinks else 0}
+        usual |= {"extract_after": 3, "window": 16 if method.thinks else 0}
     else:
         usual["window"] = 0
     recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
-    layouts = METHODS[settings.method].layouts
+    layouts = method.layouts
     if recipe.get("layout", layouts[0]) not in layouts:
         recipe["layout"] = layouts[0]
     if settings.layout not in (None, *layouts):
@@ -209,7 +214,7 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
             f"--layout {settings.layout}: --method {settings.method} knows {', '.join(layouts)}. "
             "Leave it out."
         )
-    if settings.lm_loss == "all" and METHODS[settings.method].spare:
+    if settings.lm_loss == "all" and method.spare:
         raise ValueError(
             f"--lm-loss all: the prompts of --method {settings.method} hold latents, which no "
             "model says. Leave it out."
@@ -230,6 +235,19 @@ def complete(settings: TrainSettings) -> TrainSettings:
         if getattr(settings, name) is None:
             raise ValueError(f"{flag(name)} has no value: neither the recipe nor a flag gives one.")
     return settings
+
+
+def learning_rate(settings: TrainSettings, step: int) -> float:
+    """Linear warm-up, a constant rate, then a cosine that would reach zero after the last step.
+
+    The longer a task stays on its plateau (Vars: for hundreds of steps), the later it should fall.
+    """
+    if step < settings.warmup:
+        return settings.lr * (step + 1) / settings.warmup
+    decay_steps = settings.decay * (settings.steps - settings.warmup)
+    into_decay = step - (settings.steps - decay_steps)
+    share = max(into_decay, 0.0) / max(decay_steps, 1.0)
+    return settings.lr * (1 + cos(pi * share)) / 2
 
 
 def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:

@@ -28,6 +28,9 @@ from minits.tasks import TASKS, Task, make_task, options_of
 from minits.thinking import ThinkingStates
 from minits.training.recipe import TrainSettings, names_of
 
+SETTINGS = names_of(TrainSettings)
+FILES = "data_files"  # the key of `Task.sources` in run.json
+
 
 def flat(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
     """What run.json and records hold: settings, options of task and method, files of examples."""
@@ -84,12 +87,11 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
     found = read_json(path)
     found.pop(FILES, None)
     try:
-        options = {name: value for name, value in found.items() if name not in SETTINGS}
-        settings = TrainSettings(**{name: found[name] for name in found if name in SETTINGS})
+        settings = TrainSettings(**{name: found.pop(name) for name in SETTINGS & found.keys()})
         check_settings(settings)
         # Runs of older versions name the options of every task, None where they have none.
         own = names_of(TASKS[settings.task]) if settings.task in TASKS else ()
-        options = {k: value for k, value in options.items() if value is not None or k in own}
+        options = {k: value for k, value in found.items() if value is not None or k in own}
         known = names_of(METHODS[settings.method]) if settings.method in METHODS else set()
         mine = {name: options.pop(name) for name in known & set(options)}
         task = make_task(settings.task, spell=str, **options)
@@ -100,15 +102,13 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
         ) from error
 
 
-SETTINGS = names_of(TrainSettings)
-FILES = "data_files"  # the key of `Task.sources` in run.json
-
-
 def check_sources(folder: Path, task: Task) -> None:
     """Raises ValueError if a run goes on that began with other contents of the task's files."""
     path = folder / "run.json"
-    before = read_json(path).get(FILES, {}) if path.exists() else {}
-    for split, now in task.sources().items() if before else ():
+    before = read_json(path).get(FILES) if path.exists() else None
+    if not before:
+        return
+    for split, now in task.sources().items():
         then = before.get(split, {})
         if now["sha256"] != then.get("sha256"):
             raise ValueError(
@@ -128,9 +128,9 @@ def save_checkpoint(
     about: dict[str, Any],  # for thinking.json
     state: dict[str, Any] | None,  # optimizer, step, seconds, stage, settings; None: for inference
     *,
-    kind: str = "checkpoints",
-    dtype: torch.dtype = torch.float32,  # of the weights in the files
-    keep: int = 2,  # checkpoints that stay
+    kind: str,  # "checkpoints", or "best"
+    dtype: torch.dtype,  # of the weights in the files
+    keep: int,  # checkpoints that stay
 ) -> Path:
     """Writes KIND/step-NNNNNN whole or not at all, then drops all but the newest `keep`.
 
@@ -169,7 +169,7 @@ def best_so_far(folder: Path) -> tuple[int, float]:
 
 # Settings that may differ from those that a checkpoint was saved under.
 HARMLESS = "device steps log_every eval_every keep_best save_every save_dtype keep no_save".split()
-HARMLESS += ["data_files"]
+HARMLESS += [FILES]
 
 
 def check_agreement(
@@ -195,8 +195,11 @@ def check_agreement(
             f"cannot continue it exactly. {again}"
         )
     said, saved = origin(settings, task, method), state["settings"]
-    said |= {"max_thought_tokens": settings.max_thought_tokens, "thinks": method.thinks}
-    said |= {"step": state["step"]}
+    said |= {
+        "max_thought_tokens": settings.max_thought_tokens,
+        "thinks": method.thinks,
+        "step": state["step"],
+    }
     found = [
         (f"{name} {about.get(name)!r} in thinking.json", f"{value!r}")
         for name, value in said.items()
@@ -228,7 +231,8 @@ def read_state(folder: Path, device: str) -> dict[str, Any] | None:
             if broken := parts.testzip():
                 raise ValueError(broken)
         state = torch.load(path, map_location=device, weights_only=True)
-        return {"stage": 0} | state | {name: state[name] for name in ("optimizer", "step")}
+        state["optimizer"], state["step"]  # damaged, too, without them
+        return {"stage": 0} | state
     except (OSError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # damage has many names

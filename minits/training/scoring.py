@@ -20,6 +20,7 @@ from minits.thinking import Engine, ThinkingConfig
 from minits.training.late import is_late, late_share
 
 Pairs = Sequence[tuple[Example, Row]]
+Line = dict[str, Any]  # of predictions: what the model made of a row
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,11 @@ class Report:
         return {"n": found.pop("n"), unit: sizes} | found
 
 
-def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
+def wilson(right: int, n: int) -> tuple[float, float]:
     """The 95 % Wilson score interval of a share right / n."""
     if not n:
         return 0.0, 1.0
+    z = 1.96
     p, square = right / n, z * z / n
     centre = p + square / 2
     half = z * sqrt(p * (1 - p) / n + square / (4 * n))
@@ -74,7 +76,7 @@ def draw_rows(
     seed: int,
     n: int,  # of a finite split at most all
     stage: int = -1,  # as which they are encoded
-) -> list[tuple[Example, Row]]:
+) -> Pairs:
     """Evaluation examples with encodings: the same for all methods, never those of training."""
     found = []
     for i in range(min(n, task.size(split) or n)):
@@ -100,8 +102,13 @@ def with_room(
     prompt = max(row.prompt_length for _, row in rows)
     left = engine.backbone.config.max_position_embeddings - prompt + 1
     config = replace(config, max_new_tokens=max(longest, min(longest + 8, left)))
-    config.check(engine, [row.ids[: row.prompt_length] for _, row in rows])
+    config.check(engine, prompts_of(rows))
     return config
+
+
+def prompts_of(rows: Pairs) -> list[list[int]]:
+    """Their ids, without the answers."""
+    return [row.ids[: row.prompt_length] for _, row in rows]
 
 
 def predict(
@@ -114,26 +121,24 @@ def predict(
     *,
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines
-    quiet: bool = False,
     hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
     found: dict[int, GenerationResult] | None = None,  # takes the results, by row
-) -> list[dict[str, Any]]:
+) -> list[Line]:
     """Generates an answer for each of `rows`; the `verdict` on each. Raises as `with_room`."""
     config = with_room(engine, rows, config)
     # Rows of a batch are alike in length.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    silent = True if quiet else None  # None: where there is no terminal
     results = {} if found is None else found
-    for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=silent):
-        batch = [rows[i][1] for i in chosen]
-        prompts = [row.ids[: row.prompt_length] for row in batch]
-        config = replace(config, hook=hook(batch)) if hook else config
-        results |= zip(chosen, method.answer(engine, prompts, config))
+    # disable=None: no bar where there is no terminal.
+    for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=None):
+        batch = [rows[i] for i in chosen]
+        if hook:
+            config = replace(config, hook=hook([row for _, row in batch]))
+        results |= zip(chosen, method.answer(engine, prompts_of(batch), config))
     c = engine.config.chunk_size
-    thinks = method.thinks
     lines = [
-        {"index": i} | verdict(task, tokenizer, c, *pair, results[i], thinks)
+        {"index": i} | verdict(task, tokenizer, c, *pair, results[i], method.thinks)
         for i, pair in enumerate(rows)
     ]
     if predictions:
@@ -148,9 +153,9 @@ def verdict(
     example: Example,
     row: Row,
     result: GenerationResult,
-    thinks: bool = True,
-) -> dict[str, Any]:
-    """One line of predictions: what was asked, said and thought, and what was right."""
+    thinks: bool,  # whether the method does
+) -> Line:
+    """What was asked, said and thought, and what was right."""
     text = tokenizer.decode(tokenizer.without_eos(result.ids))
     score = task.score(text, example)
     thoughts = result.thought_ids
@@ -192,7 +197,7 @@ def sharing(row: Row) -> int:
     return sum(chunks.count(chunk) > 1 for chunk in chunks)
 
 
-def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
+def summarise(lines: Sequence[Line], task: Task) -> Report:
     """The report over lines of predictions."""
     n, right = len(lines), [line["correct"] for line in lines]
     sizes = [line[task.unit] for line in lines]
@@ -201,15 +206,23 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     nontrivial = sum(gold != "" for line in lines for gold in line["gold_thoughts"])
     steps = sum(len(line["gold_steps"]) for line in lines)
     # What the task's scores told beside `right`.
-    marks = {name: 0 for line in lines for name in line if isinstance(line[name], bool)}
-    counted = sorted(marks.keys() - {"correct", "late"})
-    told = {name: [line[name] for line in lines if line[name] is not None] for name in counted}
-    shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
-    first_wrong = wrong and {
-        "rows": len(wrong),
-        "median_chunk": median(line["first_wrong"] for line in wrong),
-        "median_share": median(shares),
-    }
+    marks = {name for line in lines for name in line if isinstance(line[name], bool)}
+    counts = {}
+    for name in sorted(marks - {"correct", "late"}):
+        counts[name] = fmean(line[name] for line in lines if line[name] is not None)
+    first_wrong = None
+    if wrong:
+        shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
+        first_wrong = {
+            "rows": len(wrong),
+            "median_chunk": median(line["first_wrong"] for line in wrong),
+            "median_share": median(shares),
+        }
+
+    def share(name: str, of: int) -> float | None:
+        """What all lines count under that name, of so many; None of none."""
+        return sum(line[name] for line in lines) / of if of else None
+
     return Report(
         n=n,
         unit=task.unit,
@@ -217,15 +230,13 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
         accuracy=fmean(right),
         interval=wilson(sum(right), n),
         buckets=buckets(lines, task),
-        thought_accuracy=sum(line["thoughts_right"] for line in lines) / chunks if chunks else None,
-        nontrivial_right=(
-            sum(line["nontrivial_right"] for line in lines) / nontrivial if nontrivial else None
-        ),
+        thought_accuracy=share("thoughts_right", chunks),
+        nontrivial_right=share("nontrivial_right", nontrivial),
         thoughts_all_right=1 - len(wrong) / n if chunks else None,
-        first_wrong=first_wrong or None,
+        first_wrong=first_wrong,
         late_share=late_share(line["late"] for line in lines),
-        sharing=sum(line["sharing"] for line in lines) / steps if chunks and steps else None,
-        counts={name: fmean(told[name]) for name in counted},
+        sharing=share("sharing", steps) if chunks else None,
+        counts=counts,
         stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
         mean_rounds=fmean(line["rounds"] for line in lines),
         mean_nontrivial=fmean(line["nontrivial"] for line in lines),
@@ -234,14 +245,14 @@ def summarise(lines: Sequence[dict[str, Any]], task: Task) -> Report:
     )
 
 
-def clusters(lines: Sequence[dict[str, Any]]) -> list[int] | None:
+def clusters(lines: Sequence[Line]) -> list[int] | None:
     """The number of each line's cluster, in order of their first lines."""
     names = [line.get("cluster") for line in lines]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if None in numbers else [numbers[name] for name in names]
 
 
-def buckets(lines: Sequence[dict[str, Any]], task: Task) -> dict[str, dict]:
+def buckets(lines: Sequence[Line], task: Task) -> dict[str, dict]:
     """n, accuracy and interval by the lines' groups, or by sizes: of 1 … task.bucket units, …
 
     Of a bucket of 1: of each size.
@@ -249,15 +260,20 @@ def buckets(lines: Sequence[dict[str, Any]], task: Task) -> dict[str, dict]:
     groups: dict[tuple[int, str], list[bool]] = {}  # in order of size
     for line in lines:
         size, name, width = line[task.unit], line.get("group"), task.bucket
-        if name is None and width:
-            low = max(size - 1, 0) // width * width if width > 1 else size
-            size, name = low, f"{low + 1}-{low + width}" if width > 1 else f"{low}"
+        if name is None and width == 1:
+            name = f"{size}"
+        elif name is None and width:
+            size = max(size - 1, 0) // width * width
+            name = f"{size + 1}-{size + width}"
         if name is not None:
             groups.setdefault((size, name), []).append(line["correct"])
     shares = {}
     for (_, name), found in sorted(groups.items()):
-        n, interval = len(found), wilson(sum(found), len(found))
-        shares[name] = {"n": n, "accuracy": fmean(found), "interval": interval}
+        shares[name] = {
+            "n": len(found),
+            "accuracy": fmean(found),
+            "interval": wilson(sum(found), len(found)),
+        }
     return shares
 
 

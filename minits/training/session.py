@@ -26,13 +26,12 @@ from minits.training.loop import (
     Training,
     TrainingError,
     evaluation_rows,
-    learning_rate,
     measure,
     raise_output_error,
     train,
 )
-from minits.training.recipe import TrainSettings
-from minits.training.scoring import Report, describe
+from minits.training.recipe import TrainSettings, learning_rate
+from minits.training.scoring import Pairs, Report, describe
 from minits.training.stopping import Log, Stop
 
 
@@ -53,20 +52,28 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     state = run_folder.read_state(folder, settings.device)
     if state is None:
         return Training(settings, folder, task, method, model, tokenizer)
+    newest = finished_checkpoints(folder)[-1]
     if state["step"] > settings.steps:
         raise ValueError(
-            f"{finished_checkpoints(folder)[-1]} is past the {settings.steps} steps that "
-            f"{folder / 'run.json'} names. Put back their number, or start a new run."
+            f"{newest} is past the {settings.steps} steps that {folder / 'run.json'} names. Put "
+            "back their number, or start a new run."
         )
-    newest = finished_checkpoints(folder)[-1]
     run_folder.check_agreement(newest, read_about(newest), state, settings, task, method)
     check_steps(settings, method, state, folder)
     if "weights" in state:
         model.load_state_dict(state["weights"])
-    done, seconds = state["step"], state["seconds"]
-    training = Training(settings, folder, task, method, model, tokenizer, done, seconds)
+    training = Training(
+        settings,
+        folder,
+        task,
+        method,
+        model,
+        tokenizer,
+        done=state["step"],
+        seconds=state["seconds"],
+    )
     optimizer = training.update.optimizer
-    ended = state.get("stage", 0) != training.number  # saved at the very end of a stage
+    ended = state["stage"] != training.number  # saved at the very end of a stage
     if ended and training.stages[training.number].resets:
         return training
     for ours, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"]):
@@ -85,8 +92,7 @@ def check_steps(
     def schedule(run: TrainSettings) -> list[tuple[float, int]]:
         stages = enumerate(method.stages(run.steps, run.batch_size))
         numbers = [number for number, stage in stages for _ in range(stage.steps)]
-        taken = range(state["step"])
-        return [(learning_rate(run, step), numbers[step]) for step in taken]
+        return [(learning_rate(run, step), numbers[step]) for step in range(state["step"])]
 
     if schedule(settings) != schedule(before):
         raise ValueError(
@@ -105,9 +111,15 @@ def make_model(
     """
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
-        how = choices | {"seed": settings.seed, "window": settings.window or None}
-        how["spare"], about = method.spare, {}
-        model, tokenizer = make_tiny(thinks=method.thinks, texts=task.texts(), **how)
+        about = {}
+        model, tokenizer = make_tiny(
+            thinks=method.thinks,
+            texts=task.texts(),
+            seed=settings.seed,
+            window=settings.window or None,
+            spare=method.spare,
+            **choices,
+        )
     else:
         source = checkpoints[-1] if checkpoints else settings.model
         folder = checkpoint_of(resolve(source, None if checkpoints else settings.revision))
@@ -124,8 +136,7 @@ def make_model(
         choices = {name: value for name, value in choices.items() if value is not None}
     if not checkpoints:
         method.prepare(model, tokenizer, about)
-    limit = settings.max_thought_tokens
-    config = replace(model.config, **choices, max_thought_tokens=limit)
+    config = replace(model.config, **choices, max_thought_tokens=settings.max_thought_tokens)
     model.config = config.check(model.backbone.config)
     return model, tokenizer
 
@@ -156,9 +167,10 @@ def run_training(
     task: Task,
     method: Method,
     folder: Path,
-    log: Log = print,  # takes results
-    note: Log = print,  # takes remarks
-    named: bool = True,  # `folder`, by the one who trains; else one beside it would do as well
+    *,
+    log: Log,  # takes results
+    note: Log,  # takes remarks
+    named: bool,  # `folder`, by the one who trains; else one beside it would do as well
 ) -> dict[str, Any]:
     """`train` and the final evaluations; returns the figures.
 
@@ -166,15 +178,16 @@ def run_training(
     written. Raises ValueError, also if another process trains in `folder`, and TrainingError.
     """
     lead, new = distributed.rank() == 0, not folder.exists()
-    with ExitStack() as stack:
-        stack.enter_context(memory_told())
+    if not lead:
+        log = note = silent
+    with memory_told(), ExitStack() as stack:
         if lead and not new:
             stack.enter_context(locked(folder))
         run_folder.check_sources(folder, task)
         training = set_up(settings, task, method, folder)
-        rows = check_data(training, note if lead else silent)
+        rows = check_data(training, note)
         # From here on there is something to lose.
-        stop = stack.enter_context(Stop(note if lead else silent))
+        stop = stack.enter_context(Stop(note))
         if lead and new:
             training.folder = folder = run_folder.made_new(folder, named)
             stack.enter_context(locked(folder))
@@ -198,10 +211,10 @@ def run_training(
 
 
 def silent(_text: str) -> None:
-    """The remarks of all processes but the first."""
+    """What all processes but the first say."""
 
 
-def check_data(training: Training, note: Log) -> dict[str, list]:
+def check_data(training: Training, note: Log) -> dict[str, Pairs]:
     """The rows of the evaluation sets.
 
     Raises ValueError if they or the first samples do not fit the model, or never think.
@@ -257,7 +270,7 @@ def check_chunks(rows: list[Row], c: int, note: Log) -> None:
 
 
 def train_and_evaluate(
-    training: Training, rows: dict[str, list], log: Log, stop: Stop
+    training: Training, rows: dict[str, Pairs], log: Log, stop: Stop
 ) -> dict[str, Any]:
     """The figures of a training that is ready to go, `interrupted` among them."""
     folder, start, task = training.folder, training.done, training.task
@@ -286,10 +299,16 @@ def train_and_evaluate(
     if len(reports) < len(rows):
         return {"interrupted": True} | place
     figures = {f"accuracy_{split}": report.accuracy for split, report in reports.items()}
-    figures |= {"samples": training.done * training.settings.batch_size}
-    figures |= {"steps": training.done, "train_seconds": round(training.seconds, 2)}
-    figures |= {"hidden_size": training.model.backbone.config.hidden_size}
+    figures |= {
+        "samples": training.done * training.settings.batch_size,
+        "steps": training.done,
+        "train_seconds": round(training.seconds, 2),
+        "hidden_size": training.model.backbone.config.hidden_size,
+    }
     figures |= {split: report.record() for split, report in reports.items()}
-    figures |= {"best_step": training.best_step} if training.settings.keep_best else {}
-    resumed = {"resumed_after_step": start} if start else {}
-    return figures | {"run": str(folder)} | resumed
+    if training.settings.keep_best:
+        figures["best_step"] = training.best_step
+    figures["run"] = str(folder)
+    if start:
+        figures["resumed_after_step"] = start
+    return figures

@@ -1,5 +1,5 @@
 """One optimizer step: losses, gradients, clipping, AdamW."""
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from inspect import signature
 
@@ -10,6 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from minits.fast.flat_batch import FlatBatch
 from minits.fast.training_graph import StepGraphs
+from minits.methods import Method
 from minits.qwen import DecoderLayer
 from minits.teacher_forcing import Losses
 from minits.thinking import ThinkingStates
@@ -24,15 +25,13 @@ SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in known else "b
 class LossModule(nn.Module):
     """A method's losses of a model as a module's forward pass, which is what DDP wraps."""
 
-    def __init__(
-        self, model: ThinkingStates, losses: Callable[[ThinkingStates, FlatBatch], Losses]
-    ) -> None:
+    def __init__(self, model: ThinkingStates, method: Method) -> None:
         super().__init__()
-        self.model, self.losses = model, losses
+        self.model, self.method = model, method
 
     def forward(self, batch: FlatBatch) -> Losses:
         """The summed losses of `batch`."""
-        return self.losses(self.model, batch)
+        return self.method.losses(self.model, batch)
 
 
 class OptimizerStep:
@@ -42,13 +41,8 @@ class OptimizerStep:
     reads the figures later still finds the weights from before.
     """
 
-    def __init__(
-        self,
-        model: ThinkingStates,
-        losses: Callable[[ThinkingStates, FlatBatch], Losses],
-        settings: TrainSettings,
-    ) -> None:
-        self.settings, self.loss_module = settings, LossModule(model, losses)
+    def __init__(self, model: ThinkingStates, method: Method, settings: TrainSettings) -> None:
+        self.settings, self.loss_module = settings, LossModule(model, method)
         self.device, self.cuda = model.device, model.device.type == "cuda"
         self.parameters = list(model.parameters())
         self.optimizer = make_optimizer(model, settings)
@@ -85,9 +79,10 @@ class OptimizerStep:
         In place, for graphs know its tensors. fresh: no batch will have the sizes of those before.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        for state in self.optimizer.state.values() if resets else ():
-            for tensor in state.values():
-                tensor.zero_()
+        if resets:
+            for state in self.optimizer.state.values():
+                for tensor in state.values():
+                    tensor.zero_()
         if self.graphs is not None and fresh:
             self.graphs.captured.clear()
 
@@ -150,8 +145,8 @@ class OptimizerStep:
 
     def descend(self, losses: Tensor) -> Tensor:
         """Changes the weights, unless a figure is not finite; [3]: `losses`, gradient norm."""
-        found = [p.grad for p in self.parameters if p.grad is not None]
-        norm = get_total_norm(found)
+        having = [p for p in self.parameters if p.grad is not None]
+        norm = get_total_norm([p.grad for p in having])
         figures = torch.cat([losses, norm[None]])
         failed = ~figures.isfinite().all()
         self.stopped.copy_(torch.maximum(self.stopped, failed.float()))
@@ -162,7 +157,6 @@ class OptimizerStep:
             self.optimizer.found_inf = self.stopped
             self.optimizer.step()
         elif not self.stopped:
-            having = [p for p in self.parameters if p.grad is not None]
             clip_grads_with_norm_(having, self.settings.clip, norm)
             self.optimizer.step()
         return figures

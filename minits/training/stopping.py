@@ -2,7 +2,6 @@
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,11 +24,6 @@ AT_ONCE = "stopped at once; what the last checkpoint holds stays: train --resume
 Log = Callable[[str], None]
 
 
-def to_stderr(text: str) -> None:
-    """A line for the person at the terminal."""
-    print(text, file=sys.stderr, flush=True)
-
-
 class Stop:
     """A context in which a first signal only asks to stop (`asked`); a second ends the process.
 
@@ -38,7 +32,7 @@ class Stop:
     the process was started to ignore (`nohup`) stay ignored.
     """
 
-    def __init__(self, say: Log = to_stderr) -> None:
+    def __init__(self, say: Log) -> None:
         self.say, self.answer = say, TRAINING
         self.asked = False
         self.error: Exception | None = None  # of output

@@ -2,7 +2,7 @@
 import random
 import signal
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from torch import Tensor
@@ -22,26 +22,23 @@ from minits.training.stopping import SIGNALS
 POOL = 8  # steps whose samples are drawn together
 
 
+@dataclass(eq=False)
 class SampleStream(Dataset):
     """This process's share of the samples of every step. As a data set: of every pool."""
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        task: Task,
-        method: Method,
-        tokenizer: Tokenizer,
-        config: ThinkingConfig,
-        positions: int,  # of the model: a sample must fit
-        stage: int = 0,
-        sizes: ExactSizes | None = None,  # those of the stage before, to go on with
-    ) -> None:
-        self.settings, self.task, self.method = settings, task, method
-        self.tokenizer, self.config = tokenizer, config
-        self.positions, self.stage = positions, stage
-        self.cuda = settings.device.startswith("cuda")
+    settings: TrainSettings
+    task: Task
+    method: Method
+    tokenizer: Tokenizer
+    config: ThinkingConfig
+    positions: int  # of the model: a sample must fit
+    stage: int = 0
+    sizes: ExactSizes | None = None  # those of the stage before, to go on with
+
+    def __post_init__(self) -> None:
+        self.cuda = self.settings.device.startswith("cuda")
         kind = BucketedSizes if self.cuda else ExactSizes
-        self.sizes = sizes or kind(least=int(method.thinks))
+        self.sizes = self.sizes or kind(least=int(self.method.thinks))
         # On CUDA two other processes draw samples ahead: one draws about as many of gsm as 0.5B
         # learns from. A thread would take Python's lock from the launches: of every 8 steps of
         # 0.26 s on each of two H200s 1 s was lost.
@@ -127,9 +124,14 @@ class SampleStream(Dataset):
     def parts(self, rows: list[Row]) -> list[FlatBatch]:
         """A step's samples in `accumulate` batches, in memory from which a card can take them."""
         size = -(-len(rows) // self.settings.accumulate)
-        how = {name: getattr(self.settings, name) for name in ("layout", "row_tokens")}
         parts = [
-            self.method.collate(rows[i : i + size], self.config, sizes=self.sizes, **how)
+            self.method.collate(
+                rows[i : i + size],
+                self.config,
+                layout=self.settings.layout,
+                row_tokens=self.settings.row_tokens,
+                sizes=self.sizes,
+            )
             for i in range(0, len(rows), size)
         ]
         return [part.map(Tensor.pin_memory) for part in parts] if self.cuda else parts

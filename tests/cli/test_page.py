@@ -23,7 +23,7 @@ from minits import GenerationConfig, load
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli import page as pages
-from minits.cli.page import MOST_BYTES, flags_of, lanes, page, without_folder
+from minits.cli.page import MOST_BYTES, flags_of, lanes, page, names_alone
 from minits.cli.show import Card
 from minits.cli.sources import SHIPPED
 from minits.generation import GenerationResult, generate_ids, with_texts
@@ -423,7 +423,7 @@ def test_a_text_that_only_looks_like_a_path_stays_whole_among_the_flags(tmp_path
 def test_paths_of_this_machine_are_cut_to_names():
     values = ["/home/me/run", "runs/x", "/a/b.jsonl,/c/d.jsonl", "", "2=heads", 3]
     wanted = ["run", "runs/x", "b.jsonl,d.jsonl", "", "2=heads", "3"]
-    assert list(map(without_folder, values)) == wanted
+    assert list(map(names_alone, values)) == wanted
 
 
 # -- the page that ships ---------------------------------------------------------------------------

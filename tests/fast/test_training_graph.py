@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from training_helpers import assert_close, begin, silent
+from training_helpers import assert_close, begin, silent, train, train_step
 
 from minits.fast import cross_entropy, training_graph
 from minits.fast.cross_entropy import cross_entropy_sum
@@ -16,7 +16,7 @@ from minits.fast.flat_batch import FlatBatch
 from minits.fast.layouts import BucketedSizes
 from minits.supervision import Row
 from minits.tensors import IGNORED
-from minits.training.loop import Training, take_step, train, train_step
+from minits.training.loop import Training, take_step
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 PACKED = {"device": "cuda", "layout": "pack", "row_tokens": 64}

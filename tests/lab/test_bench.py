@@ -20,8 +20,9 @@ from minits.lab.bench import (
     LaidDown,
     bench_drafts,
     bench_prefill,
-    in_turn,
     ratio,
+    rounds,
+    summary,
     weights_bytes,
 )
 from minits.lab.bench_train import bench_train
@@ -83,7 +84,9 @@ def test_a_ratio_tells_its_spread_over_the_rounds():
 
 def test_sides_take_turns_and_the_first_calls_are_told_apart():
     calls = []
-    one, other = in_turn([lambda: calls.append("a"), lambda: calls.append("b")], repeats=3)
+    one, other = map(
+        summary, rounds([lambda: calls.append("a"), lambda: calls.append("b")], repeats=3)
+    )
     assert calls == ["a", "b"] * 5
     assert one.keys() == other.keys() == {"ms", "least", "most", "first"}
 

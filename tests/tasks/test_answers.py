@@ -219,5 +219,5 @@ def test_every_task_scores_its_own_golds_100_percent(name, options, method, tmp_
                 chunk_passes=1,
                 accepted=[1],
             )
-            line = verdict(task, tokenizer, 4, example, row, result)
+            line = verdict(task, tokenizer, 4, example, row, result, thinks=True)
             assert line["correct"] and line["first_wrong"] is None, line

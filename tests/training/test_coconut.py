@@ -25,6 +25,8 @@ from training_helpers import (
     settings,
     silent,
     snapshot,
+    train,
+    train_step,
 )
 
 from minits.checkpoint.tiny import make_tiny, tiny_tokenizer
@@ -40,7 +42,7 @@ from minits.supervision import Example, Row, Step
 from minits.tasks import make_task
 from minits.tensors import in_order
 from minits.thinking import ThinkingStates
-from minits.training.loop import Training, train, train_step
+from minits.training.loop import Training
 from minits.training.recipe import TrainSettings, resolve
 from minits.training.session import set_up
 

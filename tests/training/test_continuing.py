@@ -18,13 +18,14 @@ from training_helpers import (
     settings,
     silent,
     snapshot,
+    train,
 )
 
 from minits.checkpoint.weights import load
 from minits.methods import make_method
 from minits.tasks import make_task
 from minits.training import loop, session
-from minits.training.loop import TrainingError, train
+from minits.training.loop import TrainingError
 from minits.training.recipe import TrainSettings, resolve
 from minits.training.session import run_training, set_up
 
@@ -240,7 +241,9 @@ def whole(folder: Path, note=silent, **changes) -> dict:
     """A whole training, its figures."""
     options = {name: changes.pop(name, value) for name, value in SHORT.items()}
     task, chosen = make_task("parity", **options), settings(steps=2, **changes)
-    return run_training(chosen, task, make_method(chosen.method), folder, silent, note)
+    return run_training(
+        chosen, task, make_method(chosen.method), folder, log=silent, note=note, named=True
+    )
 
 
 def test_chunks_that_no_row_completes_are_refused(tmp_path):

@@ -85,7 +85,7 @@ import torch
 from minits.methods import make_method
 from minits.tasks import make_task
 from minits.training import distributed, step
-from minits.training.loop import train_step
+from minits.training.loop import read_figures, take_step
 from minits.training.recipe import TrainSettings, resolve
 from minits.training.session import set_up
 
@@ -103,7 +103,8 @@ distributed.world = lambda: 2  # so that it joins the group
 found = {}
 
 training = begin()
-train_step(training, training.stream.rows(0))
+rows = training.stream.rows(0)
+read_figures(training, take_step(training, rows, training.stream.parts(rows)))
 found["threads"] = threads()
 training.update.leave()
 found["threads afterwards"] = threads()

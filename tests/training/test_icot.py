@@ -20,6 +20,8 @@ from training_helpers import (
     settings,
     silent,
     snapshot,
+    train,
+    train_step,
 )
 
 from minits.checkpoint.tiny import tiny_tokenizer
@@ -30,7 +32,7 @@ from minits.methods.icot import ICoT
 from minits.supervision import Example, Step
 from minits.tasks import make_task
 from minits.training import loop
-from minits.training.loop import Training, train, train_step
+from minits.training.loop import Training
 from minits.training.session import run_training, set_up
 
 STEPS = tuple(Step(0, text) for text in ("heads tails", "tails", "heads heads tails"))
@@ -188,7 +190,9 @@ def test_each_part_is_evaluated_as_it_was_trained_and_only_the_last_can_be_best(
     chosen = settings(method="icot", keep_best=True, eval_every=9, eval_samples=5)
     method = make_method("icot", removal="steps", stage_samples=8, remove_all_at=3)
     task = make_task("parity", **SHORT)
-    figures = run_training(chosen, task, method, tmp_path / "run", said.append)
+    figures = run_training(
+        chosen, task, method, tmp_path / "run", log=said.append, note=silent, named=True
+    )
     told = [line.split(":")[0] for line in said if line.startswith("step ")]
     told = [line for line in told if "/" not in line]
     assert told == ["step 6 (2 steps removed)", "step 9"]

@@ -18,6 +18,7 @@ from training_helpers import (
     press_ctrl_c,
     settings,
     silent,
+    train,
 )
 
 from minits.checkpoint.weights import load
@@ -25,7 +26,7 @@ from minits.methods import make_method
 from minits.tasks import make_task
 from minits.tasks.rows import Rows
 from minits.training import loop, run_folder, session
-from minits.training.loop import Training, train
+from minits.training.loop import Training
 from minits.training.scoring import Report
 from minits.training.session import run_training
 
@@ -63,7 +64,10 @@ class Judge:
 def whole(folder: Path, log=silent, **changes) -> dict:
     """A whole run, its figures."""
     chosen = settings(**(KEEPING | changes))
-    return run_training(chosen, make_task("parity", **SHORT), make_method("thinking"), folder, log)
+    how = {"log": log, "note": silent, "named": True}
+    return run_training(
+        chosen, make_task("parity", **SHORT), make_method("thinking"), folder, **how
+    )
 
 
 def best_in(folder: Path) -> list[str]:
@@ -213,5 +217,13 @@ def test_what_there_is_nothing_to_choose_from_is_refused_before_anything_is_writ
     task = Rows(train=str(train_file))
     chosen = replace(settings(**KEEPING), task="rows")
     with pytest.raises(ValueError, match="--eval-every 3: the task has nothing to evaluate on"):
-        run_training(chosen, task, make_method("thinking"), tmp_path / "run", silent)
+        run_training(
+            chosen,
+            task,
+            make_method("thinking"),
+            tmp_path / "run",
+            log=silent,
+            note=silent,
+            named=True,
+        )
     assert not (tmp_path / "run").exists()

@@ -25,15 +25,13 @@ from training_helpers import (
     settings,
     silent,
     snapshot,
-)
-
-from minits.training import loop
-from minits.training.loop import (
-    TrainingError,
-    learning_rate,
     train,
     train_step,
 )
+
+from minits.training import loop
+from minits.training.loop import TrainingError
+from minits.training.recipe import learning_rate
 from minits.training.stream import POOL, SIGNALS
 
 # -- the schedule ----------------------------------------------------------------------------------

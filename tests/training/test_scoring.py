@@ -91,7 +91,6 @@ def evaluated(
         replace(IN_TURN, max_thought_tokens=LIMIT, **how),
         batch_size=batch_size,
         predictions=path,
-        quiet=True,
     )
     return summarise(lines, PARITY), [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -139,7 +138,9 @@ def judged(
         accepted=[1],
     )
     row = Row([3, 4, 5], 2, [[*ids(z), TOKENIZER.eos_id] for z in gold])
-    return verdict(PARITY, TOKENIZER, 4, Example("The coin", (), answer, size=2), row, result)
+    return verdict(
+        PARITY, TOKENIZER, 4, Example("The coin", (), answer, size=2), row, result, thinks=True
+    )
 
 
 def line(**changes: Any) -> dict[str, Any]:

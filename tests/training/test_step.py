@@ -20,12 +20,14 @@ from training_helpers import (
     snapshot,
     step_on,
     sums,
+    train,
+    train_step,
 )
 
 from minits.checkpoint.weights import load
 from minits.fast import cross_entropy
 from minits.supervision import Row
-from minits.training.loop import TrainingError, train, train_step
+from minits.training.loop import TrainingError
 
 # -- the gradient ----------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from training_helpers import begin
+from training_helpers import begin, train_step
 
 from minits.fast import training_graph
 from minits.fast.layouts import BucketedSizes
 from minits.fast.training_graph import StepGraphs
-from minits.training.loop import Training, train_step
+from minits.training.loop import Training
 
 LAYOUTS = ["rows", "pack", "long_rows"]
 

@@ -23,10 +23,11 @@ from training_helpers import (
     metrics_of,
     silent,
     snapshot,
+    train,
 )
 
 from minits.training import loop, run_folder
-from minits.training.loop import TrainingError, train
+from minits.training.loop import TrainingError
 from minits.training.stopping import SAME_CALL, SIGNALS, Stop
 
 LINUX = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

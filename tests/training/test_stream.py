@@ -10,11 +10,11 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
-from training_helpers import QUICK, begin, metrics_of, silent
+from training_helpers import QUICK, begin, metrics_of, silent, train
 
 from minits.methods import thinking
 from minits.training import distributed, step
-from minits.training.loop import TrainingError, train
+from minits.training.loop import TrainingError
 from minits.training.stream import POOL, SampleStream
 
 LAYOUTS = ["rows", "pack", "long_rows"]

@@ -17,6 +17,8 @@ from training_helpers import (
     settings,
     silent,
     snapshot,
+    train,
+    train_step,
 )
 
 from minits.cli import main
@@ -25,7 +27,7 @@ from minits.fast.layouts import BucketedSizes
 from minits.methods import make_method
 from minits.supervision import Row, encode_example
 from minits.tasks import make_task
-from minits.training.loop import Training, train, train_step
+from minits.training.loop import Training
 from minits.training.session import set_up
 
 WARM_UP = 5  # steps
