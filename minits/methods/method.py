@@ -1,11 +1,11 @@
 """What training and evaluation need of a method."""
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
 from minits.fast.layouts import LAYOUTS
-from minits.generation import GenerationConfig, GenerationResult, generate_ids, prefill
+from minits.generation import Event, GenerationConfig, GenerationResult, generate_ids, prefill
 from minits.prefill import Reading
 from minits.supervision import Example, Row, encode_prompt
 from minits.tasks.task import Task
@@ -82,7 +82,11 @@ class Method(Protocol):
         return prefill(engine, prompts, config)
 
     def answer(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        listen: Callable[[int, Event], None] | None = None,
     ) -> list[GenerationResult]:
-        """Answers for prompts (ids) as one batch."""
-        return generate_ids(engine, prompts, read=self.read, **vars(config))
+        """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
+        return generate_ids(engine, prompts, listen=listen, read=self.read, **vars(config))

@@ -1,7 +1,7 @@
 """The baselines, plain Qwen2.5: No-CoT answers at once, CoT writes the steps before the answer."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
@@ -36,11 +36,15 @@ class NoCoT(Method):
         return Row([*prompt, *rest, tokenizer.eos_id], len(prompt), thoughts=[], name=name)
 
     def answer(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        listen: Any = None,
     ) -> list[GenerationResult]:
         # Without thoughts nothing has to be waited for: every prompt is read in one pass.
         one_pass = replace(config, think=False, prefill="speculative")
-        return super().answer(engine, prompts, one_pass)
+        return super().answer(engine, prompts, one_pass, listen)
 
 
 @dataclass(frozen=True)

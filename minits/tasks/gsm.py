@@ -7,7 +7,6 @@ Lines of GSM8K, of iCoT's text form and of plain JSON may be mixed. A step is wh
 `<<48/2=24>>`.
 """
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
