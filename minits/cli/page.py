@@ -107,7 +107,8 @@ def thought(card: Card, k: int) -> Markup:
         words += [", by hand"] if k in card.given else []
         words += [", cut"] if k in result.cut_thoughts else []
     elif card.config.think:
-        words.append("no thought: not read to its end")
+        late = "not read to its end" if card.config.think_while_decoding else "--prompt-thoughts"
+        words.append(f"no thought: {late}")
     if k < len(card.golds):
         gold = card.golds[k]
         if card.right_thought(k):
