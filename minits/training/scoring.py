@@ -100,7 +100,12 @@ def with_room(
     prompt = max(row.prompt_length for _, row in rows)
     left = engine.backbone.config.max_position_embeddings - prompt + 1
     config = replace(config, max_new_tokens=max(longest, min(longest + 8, left)))
-    config.check(engine, [row.ids[: row.prompt_length] for _, row in rows])
+    for example, row in rows:
+        try:
+            config.check(engine, [row.ids[: row.prompt_length]])
+        except ValueError as error:
+            words = str(error).replace("prompt 0", "the prompt")
+            raise ValueError(f"{example.name or 'a row'}: {words}") from error
     return config
 
 
