@@ -442,6 +442,18 @@ OTHERS = {
         [*EVAL, "--out", "filled/thesis.txt"],
         ["thesis.txt exists", "another file"],
     ),
+    "eval into a folder that takes no file": (
+        [*EVAL, "--out", "/proc/predictions.jsonl"],
+        ["--out /proc/predictions.jsonl: its folder", "takes no file", "name another"],
+    ),
+    "a page in a folder that takes no file": (
+        [*EVAL, "--html", "/proc/page.html"],
+        ["--html /proc/page.html: its folder", "takes no file", "name another"],
+    ),
+    "a run of a later version": (
+        ["infer", "--run", "later"],
+        ["run.json: later_flag: the task parity has no such option", "take the version"],
+    ),
     "data of an unknown task": (["data", "pairty"], ["'pairty'", "parity, vars"]),
     "data with chunk size 0": (
         ["data", "parity", "--chunk-size", "0"],
