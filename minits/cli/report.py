@@ -51,8 +51,11 @@ def run(given: Given) -> tuple[Record, int]:
     found = made_of(book, tables)
     if flags.figures:
         for name, drawn in draw_all(book, folder).items():
-            missing = f"{name}: not drawn, for there are no records of it yet"
-            note(f"{folder / name}.png" if drawn else missing)
+            note(
+                f"{folder / name}.png"
+                if drawn
+                else f"{name}: not drawn, for there are no records of it yet"
+            )
     elif flags.write is None:
         for name, table in found.items():
             print(f"## {name}\n\n{table}\n", flush=True)
