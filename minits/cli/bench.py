@@ -113,8 +113,10 @@ def run(given: Given) -> tuple[Record, int]:
     elif part == "answers":
         lines = answers(flags, opened, task)
     elif part == "cost":
-        calls = f"{bench_cost.CALLS * (flags.repeats + 2)} calls"
-        note(f"the passes of all sides take turns: {calls} before the first of their lines")
+        note(
+            f"the passes of all sides take turns: {bench_cost.CALLS * (flags.repeats + 2)} calls "
+            "before the first of their lines"
+        )
         lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
@@ -159,8 +161,10 @@ def answers(flags: BenchFlags, thinking: Opened, task: Task) -> Iterable[Line]:
         config = with_room(opened.engine, rows, GenerationConfig())
         method = trained_method(opened.folder, opened.about)
         sides.append(Side(run, opened.engine, method, prompts_of(rows), config))
-    count = f"{len(rows) * (1 + len(WAYS)) * (flags.repeats + 2)} answers"
-    note(f"all ways take turns at every prompt: {count} before the first line")
+    note(
+        "all ways take turns at every prompt: "
+        f"{len(rows) * (1 + len(WAYS)) * (flags.repeats + 2)} answers before the first line"
+    )
     return bench_answers(*sides, flags.repeats)
 
 

@@ -49,8 +49,10 @@ def check_new_file(out: str | None, grows: bool = False, name: str = "--out") ->
     try:  # before any work that would be lost
         TemporaryFile(dir=Path(out).absolute().parent).close()
     except OSError as error:
-        words = f"its folder does not exist, or takes no file ({error.strerror})"
-        raise ValueError(f"{name} {out}: {words}; make it first, or name another file.") from error
+        raise ValueError(
+            f"{name} {out}: its folder does not exist, or takes no file ({error.strerror}); make "
+            "it first, or name another file."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ add_arguments = partial(add_flags, config=ReportFlags)
 def run(given: Given) -> tuple[Record, int]:
     """Prints the tables of results, or puts them into a file."""
     flags, book = take(given, ReportFlags), read_book()
+    found = made_of(book, tables)
     if flags.figures:
         pyplot()
         folder = Path(flags.figures)
@@ -48,8 +49,6 @@ def run(given: Given) -> tuple[Record, int]:
             folder.mkdir(parents=True, exist_ok=True)
         for name in FIGURES:
             check_new_file(f"{folder / name}.png", name="--figures")
-    found = made_of(book, tables)
-    if flags.figures:
         for name, drawn in draw_all(book, folder).items():
             note(
                 f"{folder / name}.png"

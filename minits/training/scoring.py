@@ -104,8 +104,9 @@ def with_room(
         try:
             config.check(engine, [row.ids[: row.prompt_length]])
         except ValueError as error:
-            words = str(error).replace("prompt 0", "the prompt")
-            raise ValueError(f"{example.name or 'a row'}: {words}") from error
+            raise ValueError(
+                f"{example.name or 'a row'}: {str(error).replace('prompt 0', 'the prompt')}"
+            ) from error
     return config
 
 
