@@ -11,7 +11,7 @@ from minits.cli.sources import Opened, measured_on, open_model, trained_method, 
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
-from minits.lab.bench_answers import Side, bench_answers
+from minits.lab.bench_answers import WAYS, Side, bench_answers
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
@@ -113,6 +113,10 @@ def run(given: Given) -> tuple[Record, int]:
     elif part == "answers":
         lines = answers(flags, opened, task)
     elif part == "cost":
+        note(
+            f"the passes of all sides take turns: {bench_cost.CALLS * (flags.repeats + 2)} calls "
+            "before the first of their lines"
+        )
         lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
@@ -141,12 +145,21 @@ def show_cost(lines: list[Line], figure: str | None) -> None:
 def answers(flags: BenchFlags, thinking: Opened, task: Task) -> Iterable[Line]:
     """Both runs on the same questions."""
     sides = []
-    other = open_model(replace(flags, run=flags.against))
+    other = open_model(replace(flags, run=flags.against), "--against")
+    if other.about.get("task") not in (None, task.name):  # None: a plain Qwen2.5
+        raise ValueError(
+            f"--against {flags.against} was trained on {other.about['task']}, --run {flags.run} on "
+            f"{task.name}: they have no questions in common. Name another run of {task.name}."
+        )
     for run, opened in ((flags.run, thinking), (flags.against, other)):
         rows = questions(opened, task, flags.samples or 200)
         config = with_room(opened.engine, rows, GenerationConfig())
         method = trained_method(opened.folder, opened.about)
         sides.append(Side(run, opened.engine, method, prompts_of(rows), config))
+    note(
+        "all ways take turns at every prompt: "
+        f"{len(rows) * (1 + len(WAYS)) * (flags.repeats + 2)} answers before the first line"
+    )
     return bench_answers(*sides, flags.repeats)
 
 

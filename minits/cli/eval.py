@@ -196,6 +196,9 @@ def run(given: Given) -> tuple[Record, int]:
     config = replace(config, think_while_decoding=not flags.prompt_thoughts)
     seed, hook = flags.seed, hook_of(flags, method)
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
+    if flags.prompt_thoughts:  # what was not to be thought is not wrong
+        for _, row in rows:
+            del row.thoughts[row.prompt_length // engine.config.chunk_size :]
     config = with_room(engine, rows, config)
     check_states(flags, rows, config.max_thought_tokens or engine.config.max_thought_tokens)
     note(f"model {folder}: {describe_model(about)}")

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, get_args, get_type_hints
 
 from minits.checkpoint.files import present
@@ -37,16 +38,21 @@ def note(text: str) -> None:
 
 
 def check_new_file(out: str | None, grows: bool = False, name: str = "--out") -> None:
-    """Raises ValueError or FileNotFoundError where the file of the flag `name` cannot be written.
+    """Raises ValueError where the file of the flag `name` cannot be written.
 
     grows: a file that is there is gone on with.
     """
-    if out and not Path(out).absolute().parent.is_dir():
-        raise FileNotFoundError(
-            f"{name} {out}: its folder does not exist; make it first, or name another file."
-        )
-    if out and present(Path(out)) and not grows:
+    if not out:
+        return
+    if present(Path(out)) and not grows:
         raise ValueError(f"{name} {out} exists. Nothing is overwritten: name another file.")
+    try:  # before any work that would be lost
+        TemporaryFile(dir=Path(out).absolute().parent).close()
+    except OSError as error:
+        raise ValueError(
+            f"{name} {out}: its folder does not exist, or takes no file ({error.strerror}); make "
+            "it first, or name another file."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reader of the output has gone).
     """
     make_safe()
-    given = vars(make_parser().parse_args(arguments))
+    known, others = make_parser().parse_known_args(arguments)
+    if others:  # told by the command's own parser, whose help lists its flags
+        known.parser.error(f"unrecognized arguments: {' '.join(others)}")
+    given = vars(known)
     traceback, name, parser = (given.pop(key) for key in ("traceback", "command", "parser"))
     lead, as_json = distributed.rank() == 0, given.get("json")
     try:

@@ -109,7 +109,8 @@ def thought(card: Card, k: int) -> Markup:
         if k in result.cut_thoughts:
             words.append(", cut")
     elif card.config.think:
-        words.append("no thought: not read to its end")
+        late = "not read to its end" if card.config.think_while_decoding else "--prompt-thoughts"
+        words.append(f"no thought: {late}")
     if k < len(card.golds):
         gold = card.golds[k]
         if card.right_thought(k):

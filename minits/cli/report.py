@@ -1,13 +1,14 @@
 """`run.py report`: the tables of results, made of the records of real runs."""
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from minits.checkpoint.files import listing, require, write_text
-from minits.cli.flags import Given, Output, add_flags, note, take
-from minits.lab.figures import draw_all
+from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
+from minits.lab.figures import FIGURES, draw_all, pyplot
 from minits.lab.provenance import Record
-from minits.lab.records import read_book
+from minits.lab.records import made_of, read_book
 from minits.lab.tables import tables
 from minits.settings import setting
 
@@ -40,11 +41,20 @@ add_arguments = partial(add_flags, config=ReportFlags)
 def run(given: Given) -> tuple[Record, int]:
     """Prints the tables of results, or puts them into a file."""
     flags, book = take(given, ReportFlags), read_book()
-    found = tables(book)
+    found = made_of(book, tables)
     if flags.figures:
-        for name, drawn in draw_all(book, Path(flags.figures)).items():
-            there = f"{Path(flags.figures) / name}.png"
-            note(there if drawn else f"{name}: not drawn, for there are no records of it yet")
+        pyplot()
+        folder = Path(flags.figures)
+        with suppress(OSError):  # what cannot be made takes no file
+            folder.mkdir(parents=True, exist_ok=True)
+        for name in FIGURES:
+            check_new_file(f"{folder / name}.png", name="--figures")
+        for name, drawn in draw_all(book, folder).items():
+            note(
+                f"{folder / name}.png"
+                if drawn
+                else f"{name}: not drawn, for there are no records of it yet"
+            )
     elif flags.write is None:
         for name, table in found.items():
             print(f"## {name}\n\n{table}\n", flush=True)

@@ -50,8 +50,8 @@ def newest_run(task: str | None = None) -> Path:
     return max(found)[1]
 
 
-def run_named(name: str | None) -> Path:
-    """The folder given by --run, which is never looked for on the hub.
+def run_named(name: str | None, given: str = "--run") -> Path:
+    """The folder that the flag `given` names, which is never looked for on the hub.
 
     Without a name: the newest run, or the checkpoint that ships.
     """
@@ -62,7 +62,7 @@ def run_named(name: str | None) -> Path:
     folder = Path(name)
     if not folder.is_dir():
         near = folder.parent
-        raise FileNotFoundError(f"--run {name}: no such folder ({near} holds {listing(near)}).")
+        raise FileNotFoundError(f"{given} {name}: no such folder ({near} holds {listing(near)}).")
     return folder
 
 
@@ -75,10 +75,13 @@ class Opened(NamedTuple):
     folder: Path  # of the run, or of the model
 
 
-def open_model(flags: Any) -> Opened:
-    """The model that --model, --run, --device, --dtype and --plain of a command name."""
+def open_model(flags: Any, given: str = "--run") -> Opened:
+    """The model that --model, --run, --device, --dtype and --plain of a command name.
+
+    given: what the user calls --run.
+    """
     device, dtype = resolve_device(flags.device, flags.dtype)
-    source = getattr(flags, "model", None) or run_named(flags.run)
+    source = getattr(flags, "model", None) or run_named(flags.run, given)
     folder = resolve(source, getattr(flags, "revision", None))
     choices = {name: getattr(flags, name, None) for name in CHOICES}
     model, tokenizer, about = load_checkpoint(folder, getattr(torch, dtype), device, **choices)

@@ -12,7 +12,7 @@ import numpy as np
 from minits.lab.columns import way_of_reading
 from minits.lab.paper import STATE_TRACKING
 from minits.lab.presets import CHUNKS, LAYERS, WIDTHS
-from minits.lab.records import Book, Cell, Record
+from minits.lab.records import BROKEN, RECORDS, Book, Cell, Record
 from minits.methods import METHODS
 
 
@@ -31,13 +31,14 @@ def pyplot() -> Any:
 def draw_all(book: Book, folder: Path) -> dict[str, bool]:
     """Draws every figure that has records into a folder; of each name, whether it has.
 
-    Raises ValueError where matplotlib is missing, or for a file.
+    Raises ValueError where matplotlib is missing, or for a value that cannot be drawn.
     """
     pyplot()
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--figures {folder} is a file; name a folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    return {name: draw(book, folder / f"{name}.png") for name, draw in FIGURES.items()}
+    try:
+        return {name: draw(book, folder / f"{name}.png") for name, draw in FIGURES.items()}
+    except BROKEN as error:
+        raise ValueError(f"{RECORDS}: a value cannot be drawn ({error!r}). Mend it.") from error
 
 
 @contextmanager

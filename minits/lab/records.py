@@ -5,7 +5,8 @@ cell of Table 2 that trains the same method on the same task in the same way.
 """
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -220,4 +221,30 @@ class Book(NamedTuple):
 
 def read_book(folder: Path = RECORDS) -> Book:
     """The records that ship. Raises as `read_records`."""
-    return Book(*(read_records(folder / f"{name}.jsonl") for name in ("train", "bench", "eval")))
+    return Book(*(read_records(folder / f"{name}.jsonl") for name in FILES))
+
+
+FILES = {"train": "runs", "bench": "benches", "eval": "probes"}  # fields of a book, in order
+# What comes of a value of another kind.
+BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def made_of(book: Book, make: Callable[[Book], Any]) -> Any:
+    """What `make` makes of all records.
+
+    Raises ValueError where it cannot, naming the first line that alone is enough for that.
+    """
+    with suppress(*BROKEN):
+        return make(book)
+    alone = [
+        (f"{RECORDS / name}.jsonl, line {number}", Book([])._replace(**{field: [record]}))
+        for name, field in FILES.items()
+        for number, record in enumerate(getattr(book, field), 1)
+    ]
+    for place, part in [*alone, (f"{RECORDS}: lines that do not go together", book)]:
+        try:
+            make(part)
+        except BROKEN as error:
+            raise ValueError(
+                f"{place}: a value cannot be shown ({error!r}). Mend it, or take the line out."
+            ) from error

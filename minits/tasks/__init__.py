@@ -24,13 +24,15 @@ def make_task(name: str, *, spell: Callable[[str], str] = flag, **options: Any) 
     Raises ValueError as `check_options`, or for a value that cannot be; spell: how its giver spells
     options.
     """
-    check_options(name, options)
+    check_options(name, options, spell)
     task = check_settings(TASKS[name](**options), spell)
     task.check()
     return task
 
 
-def check_options(name: str, options: Iterable[str] = ()) -> None:
+def check_options(
+    name: str, options: Iterable[str] = (), spell: Callable[[str], str] = flag
+) -> None:
     """Raises ValueError naming the tasks there are, or one of `options` that the task lacks."""
     if name not in TASKS:
         raise ValueError(f"task {name!r} is not known; the tasks are: {', '.join(TASKS)}.")
@@ -42,7 +44,7 @@ def check_options(name: str, options: Iterable[str] = ()) -> None:
     known = {field.name for field in fields(kind)}
     for option in options:
         if option not in known:
-            raise ValueError(f"{flag(option)}: the task {name} has no such option; leave it out.")
+            raise ValueError(f"{spell(option)}: the task {name} has no such option; leave it out.")
 
 
 def options_of(task: Task) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 It is asked in plain text, greedily. A fact is known if in at least one of three phrasings the first
 line of the reply holds a name of its object, as whole words.
 """
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
@@ -12,11 +12,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from minits.checkpoint.files import read_json
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import generate
 from minits.tasks.answers import names_one_of
 from minits.tasks.hops import TwoHopExample
+from minits.tasks.rows import content_of
 from minits.thinking import Engine
 
 PHRASINGS = ("{}", "Here is a fact. {}", "Fill in the blank: {} ____.\nAnswer:")
@@ -68,16 +68,21 @@ def replies_of(engine: Engine, tokenizer: Tokenizer, prompts: Sequence[str]) -> 
 
 
 def read_known(path: Path) -> dict[str, Any]:
-    """What a file of `ask_model` holds, with its SHA-256.
+    """What a file of `ask_model` holds, with its SHA-256, and those of the `files` it was asked of.
 
     Raises FileNotFoundError with what is there instead, or ValueError for another file.
     """
-    found: dict[str, Any] = {}
-    with suppress(ValueError):
-        found = read_json(path)
-    if not found.keys() >= {"model", "data", "kept"}:
+    content = content_of("known", str(path))
+    try:
+        found = json.loads(content)
+        return {
+            "model": str(found["model"]),
+            "kept": set(found["kept"]),
+            "files": {each["sha256"] for each in found["data"].values()},
+            "sha256": sha256(content).hexdigest(),
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"--known {path} is no JSON object with model, data, kept: make it with data two-hop "
-            "--ask-model."
-        )
-    return found | {"sha256": sha256(path.read_bytes()).hexdigest()}
+            f"--ask-model ({error!r})."
+        ) from error

@@ -245,7 +245,7 @@ def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool
             if text.strip():
                 examples.append(replace(parse(text), name=f"{Path(name).name}, line {number}"))
         except (ValueError, RecursionError) as error:  # the latter: lists in lists in lists
-            bad.append(f"line {number}: {error}")
+            bad.append(f"line {number}: {str(error).rstrip('.')}")
             if not skip_bad:
                 raise ValueError(
                     f"{name}, {bad[0]}. Mend the line, or pass over such lines with --skip-bad."
@@ -253,8 +253,8 @@ def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool
     if not examples:
         first = f", the first: {bad[0]}" if bad else ""
         raise ValueError(
-            f"{flag(split)} {name} holds no row ({len(bad)} bad lines{first}); a row is one line: "
-            '{"question": "…", "steps": [{"at": 3, "text": "…"}], "answer": "…"}.'
+            f"{flag(split)} {name} holds no row ({len(bad)} bad lines{first}); a row is one line. "
+            "Fill it, or name another file."
         )
     about = {"file": name, "rows": len(examples), "skipped": len(bad)}
     about |= {"first_skipped": bad[0]} if bad else {}

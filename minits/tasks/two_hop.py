@@ -48,7 +48,7 @@ class TwoHop(Rows):
         "file of facts; each is a training row: its template with the subject, the object. With "
         "--known only facts about what no question of valid or test is about",
     )
-    fact_repeats: int = setting(1, "how often an epoch goes through the facts", least=1)
+    fact_repeats: int = setting(1, "how often an epoch goes through the facts", least=1, most=1000)
     fact_thoughts: str = setting(
         "trivial",
         "what T learns where a fact is read: to think nothing; not a thing (untaught: no thought "
@@ -110,12 +110,14 @@ class TwoHop(Rows):
         rows, about = self.read("train" if cut else split)
         if self.known:
             rows = self.kept_rows(rows, about)
+        used = len(rows)
         if cut:
             rows = [row for row in rows if self.held_out(row.subject) == (split == "valid")]
         if not rows:
             raise ValueError(
-                f"{about['file']}: no row is left for {split} of {about['rows']} (--known, "
-                f"--valid-share {self.valid_share}). Name a --valid FILE, or other files."
+                f"{about['file']}: no row is left for {split}. Of {about['rows']} rows {used} may "
+                f"be used (--known: {self.known}), which --valid-share {self.valid_share} divides "
+                "by subject. Name other files, or choose another share."
             )
         about = about | {"used": len(rows)}
         if split == "train" and self.facts:
@@ -131,7 +133,7 @@ class TwoHop(Rows):
         if self.known:  # what a question needs is the base model's to know
             splits = [split for split in ("valid", "test") if self.has(split)]
             asked = [row for split in splits for row in self.file(split).examples]
-            names = {row.subject for row in asked} | {row.hops[0].names[0] for row in asked}
+            names = {name for row in asked for name in (row.subject, *row.hops[0].names)}
             rows = [row for row in rows if not any(name in row.prompt for name in names)]
             about = about | {"used": len(rows)}
         return RowsFile(list(map(self.as_fact, rows)), about)
@@ -152,13 +154,12 @@ class TwoHop(Rows):
 
     def kept_rows(self, rows: list[TwoHopExample], about: dict[str, Any]) -> list[TwoHopExample]:
         """The rows whose facts are known. Raises ValueError if the model was not asked them."""
-        if about["sha256"] not in (each["sha256"] for each in self.known_rows["data"].values()):
+        if about["sha256"] not in self.known_rows["files"]:
             raise ValueError(
                 f"--known {self.known} was made from other rows than those of {about['file']} "
                 f"(SHA-256 {about['sha256']:.12}…). Make it anew: data two-hop --ask-model."
             )
-        kept = set(self.known_rows["kept"])
-        return [row for row in rows if row.question in kept]
+        return [row for row in rows if row.question in self.known_rows["kept"]]
 
     def held_out(self, subject: str) -> bool:
         """Whether rows about `subject` are not trained on."""

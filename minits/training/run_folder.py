@@ -98,7 +98,8 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
         return settings, task, make_method(settings.method, **mine)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: {plain(error)} Put back what it was, or start a new run."
+            f"{path}: {plain(error)} Put back what it was, take the version of this package that "
+            "wrote it, or start a new run."
         ) from error
 
 

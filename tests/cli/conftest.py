@@ -22,6 +22,7 @@ CHANGED = {
     "undecided": {"steps": None},
     "worded option": {"max_ops": "many"},
     "broken option": {"max_ops": 2.5},
+    "later": {"later_flag": 1},
 }
 LAST = Path("checkpoints/step-000003")
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cli_helpers import call, result
 
+from minits.cli.sources import SHIPPED
+
 QUICK = "--steps 2 --batch-size 4 --max-thought-tokens 8 --warmup 1 --device cpu".split()
 SUFFIX = "Say it now."
 
@@ -115,8 +117,9 @@ def test_infer_copies_the_question_and_not_the_text_of_training(inside):
 
 def test_answers_are_timed_in_turn(inside):
     how = "bench answers --run thinking --against cot --samples 2 --repeats 1 --device cpu --json"
-    _, out, _ = call(*how.split())
+    _, out, err = call(*how.split())
     told = result(out)
+    assert f"{2 * 8 * 3} answers before the first line" in err
     other, *ways = told["lines"]
     assert told["settings"]["method"] == "thinking" and told["hidden_size"] == 64
     assert (told["run"], ways[0]["options"]["one_per_chunk"]) == ("thinking", True)
@@ -132,3 +135,13 @@ def test_answers_are_timed_in_turn(inside):
 def test_both_runs_must_be_named(missing, inside):
     status, _, err = call("bench", "answers", *missing.split(), "--device", "cpu")
     assert status == 2 and "bench answers needs --run FOLDER --against FOLDER" in err
+
+
+def test_both_runs_must_be_there_and_of_one_task(inside):
+    for other, words in {
+        "nope": "--against nope: no such folder",
+        SHIPPED: f"--against {SHIPPED} was trained on parity, --run thinking on gsm",
+    }.items():
+        how = ["--run", "thinking", "--against", other, "--device", "cpu"]
+        status, out, err = call("bench", "answers", *how)
+        assert (status, out) == (2, "") and words in err

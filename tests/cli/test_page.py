@@ -333,6 +333,18 @@ def test_the_page_of_an_evaluation_shows_wrong_and_right_rows_with_golds(empty):
     assert words.count("first wrong") == sum(place is not None for place in first)
 
 
+def test_thoughts_that_were_not_to_be_thought_are_not_wrong(empty):
+    how = ["--samples", 3, "--prompt-thoughts", "--html", "page.html", "--out", "lines.jsonl"]
+    status, out, _ = call("eval", "--run", SHIPPED, *how, "--eval-max-ops", 12, "--json")
+    told = result(out)
+    assert status == 0 and told["thought_accuracy"] == told["thoughts_all_right"] == 1.0
+    assert told["first_wrong"] is None
+    for line in (empty / "lines.jsonl").read_text().splitlines():
+        assert json.loads(line)["thoughts"] == json.loads(line)["gold_thoughts"]
+    html = (empty / "page.html").read_text(encoding="utf-8")
+    assert "no thought: --prompt-thoughts" in html and "not read to its end" not in html
+
+
 def test_a_thought_given_by_hand_changes_what_follows_and_stands_beside(empty):
     flags = ["--thought", "0=tails", "--html", "page.html", "--json"]
     status, out, _ = call(*INFER, COIN, *flags)

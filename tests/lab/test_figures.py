@@ -55,11 +55,33 @@ def test_the_command_says_what_it_drew_and_what_not(tmp_path, capsys):
         assert (f"{name}: not drawn" in told) != drawn
 
 
-def test_a_file_is_no_folder_for_figures(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("file", "takes no file (Not a directory)"),
+        ("file/new", "takes no file (Not a directory)"),
+        ("drawn", "cost.png exists. Nothing is overwritten"),
+    ],
+)
+def test_a_figure_is_drawn_where_it_can_be_and_over_nothing(name, words, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    (tmp_path / "file").write_text("")
-    assert run.main(["report", "--figures", str(tmp_path / "file")]) == 2
-    assert "is a file; name a folder" in capsys.readouterr().err
+    (tmp_path / "drawn").mkdir()
+    files = [tmp_path / "file", tmp_path / "drawn" / "cost.png"]
+    for file in files:
+        file.write_text("mine")
+    assert run.main(["report", "--figures", str(tmp_path / name)]) == 2
+    told = capsys.readouterr().err
+    assert f"--figures {tmp_path / name}" in told and words in told
+    assert [file.read_text() for file in files] == ["mine"] * 2
+    assert list((tmp_path / "drawn").iterdir()) == files[1:]
+
+
+def test_a_value_that_cannot_be_drawn_is_told(tmp_path):
+    pytest.importorskip("matplotlib")
+    found = {"buckets": {"1-20": {"n": "many", "accuracy": 1.0}}}
+    record = {"preset": "table1/parity-10-thinking", "ood": found}
+    with pytest.raises(ValueError, match="a value cannot be drawn"):
+        draw_all(Book([record]), tmp_path)
 
 
 def test_without_matplotlib_the_install_command_is_named(tmp_path, monkeypatch, capsys):

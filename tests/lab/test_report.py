@@ -176,6 +176,32 @@ def test_a_line_that_is_no_record_is_named(tmp_path):
             read_records(file)
 
 
+@pytest.mark.parametrize(
+    "kind, change",
+    [
+        ("runs", {"ood": EVALUATION | {"accuracy": "most"}}),
+        ("runs", {"ood": EVALUATION | {"interval": [0.5]}}),
+        ("runs", {"id": None}),
+        ("runs", {"settings": [1]}),
+        ("runs", {"revision": 5}),
+        ("runs", {"train_seconds": "long"}),
+        ("benches", {"lines": 5}),
+        ("benches", {"lines": [{"both": 1}]}),
+        ("probes", {"question_first": [3]}),
+    ],
+)
+def test_a_value_that_no_table_can_show_is_told_with_its_line(kind, change, monkeypatch, capsys):
+    probe = RECORD | EVALUATION | {"run": "a run", "right": "1"}
+    good = {"runs": RECORD, "benches": RECORD, "probes": probe}
+    book = Book(**{name: [record] for name, record in good.items()})
+    book = book._replace(**{kind: [good[kind], good[kind] | change]})
+    monkeypatch.setattr(report, "read_book", lambda: book)
+    assert run.main(["report"]) == 2
+    out, err = capsys.readouterr()
+    file = dict(zip(good, ("train", "bench", "eval")))[kind]
+    assert out == "" and f"{file}.jsonl, line 2: a value cannot be shown" in err
+
+
 def test_a_record_has_no_path_of_this_machine_but_the_folder_of_its_run(tmp_path, monkeypatch):
     file = tmp_path / "rows.jsonl"
     file.write_text("")

@@ -422,9 +422,60 @@ def test_training_reads_the_kept_rows_of_the_same_files(files, tmp_path):
     write(tmp_path / "train.jsonl", [row(n) for n in range(39)])
     with pytest.raises(ValueError, match="was made from other rows than those of .*train.jsonl"):
         rows_only(files, valid_share=0, **how).size("train")
-    path.write_text("{}")
-    with pytest.raises(ValueError, match="is no JSON object with model, data, kept: make it with"):
-        rows_only(files, **how).size("train")
+    for changes in (
+        {"kept": None},
+        {"kept": 5},
+        {"kept": [[1]]},
+        {"data": None},
+        {"data": [1]},
+        {"data": {"train": {}}},
+        {"data": {"train": "rows"}},
+        {"data": {"a": {"sha256": []}}},
+    ):
+        path.write_text(json.dumps(known | changes))
+        with pytest.raises(ValueError, match="is no JSON object with model, data, kept: make it"):
+            rows_only(files, **how).size("train")
+    for text in ("{}", "[1]", "", "[" * 10_000):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="is no JSON object with model, data, kept: make it"):
+            rows_only(files, **how).size("train")
+    for other in (tmp_path, tmp_path / "nope"):
+        with pytest.raises(FileNotFoundError, match=f"--known {other} is no file"):
+            rows_only(files, **how | {"known": str(other)}).size("train")
+
+
+def test_where_no_row_is_known_the_file_is_named(files, tmp_path):
+    known = {"model": "m", "data": rows_only(files, valid_share=0).sources(), "kept": []}
+    path = tmp_path / "known.json"
+    path.write_text(json.dumps(known))
+    words = "no row is left for train. Of 40 rows 0 may be used .--known: .*known.json"
+    with pytest.raises(ValueError, match=words):
+        rows_only(files, knowledge="parametric", known=str(path)).size("train")
+
+
+def test_facts_beside_what_is_known_name_a_bridge_by_no_other_name(files, tmp_path):
+    write(tmp_path / "test.jsonl", [row(51, bridge_aliases=["Nippon"])])
+    facts = [FACTS[0] | {"subject": name, "template": "{} has"} for name in ("Nippon", "Chile")]
+    write(tmp_path / "facts.jsonl", facts)
+    plain = rows_only(files, valid_share=0)
+    kept = [row(n)["question"] for n in (1, 51)]
+    path = tmp_path / "known.json"
+    path.write_text(json.dumps({"model": "m", "data": plain.sources(), "kept": kept}))
+    how = {"knowledge": "parametric", "known": str(path), "facts": files["facts"]}
+    task = rows_only(files, valid_share=0, **how)
+    assert [each.prompt for each in task.fact_rows.examples] == ["Chile has"]
+
+
+def test_facts_are_repeated_as_often_as_memory_holds(files):
+    with pytest.raises(ValueError, match="--fact-repeats 1001: must be at most 1000"):
+        rows_only(files, knowledge="full", facts=files["facts"], fact_repeats=1001)
+
+
+def test_a_file_without_facts_is_not_told_to_hold_questions(files, tmp_path):
+    empty = write(tmp_path / "none.jsonl", [])
+    with pytest.raises(ValueError, match="--facts .* holds no row") as error:
+        rows_only(files, knowledge="full", facts=empty).size("train")
+    assert "question" not in str(error.value)
 
 
 def test_replies_are_first_lines_whatever_the_batch(files):

@@ -310,8 +310,10 @@ def test_room_is_made_for_the_longest_answer_or_the_rows_are_refused(model):
     long, wordy = (Row([5] * (n + a), n, []) for n, a in ((2000, 5), (10, 80)))
     assert with_room(model, [(example, long)]).max_new_tokens == 13
     assert with_room(model, [(example, wordy)]).max_new_tokens == 88
-    with pytest.raises(ValueError, match="2000 tokens; with up to 80 new .* 2079 positions"):
-        with_room(model, [(example, long), (example, wordy)])
+    named = replace(example, name="own.jsonl, line 3")
+    words = "^own.jsonl, line 3: the prompt has 2000 tokens; with up to 80 new .* 2079 positions"
+    with pytest.raises(ValueError, match=words):
+        with_room(model, [(example, wordy), (named, long)])
 
 
 # -- verdicts --------------------------------------------------------------------------------------
