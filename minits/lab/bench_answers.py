@@ -13,6 +13,8 @@ from minits.lab.bench import Line, rounds, summary, ways_of_reading
 from minits.methods import Method
 from minits.thinking import Engine
 
+WAYS = ways_of_reading(None, 1, 2)
+
 
 class Side(NamedTuple):
     """A trained model, and how it answers."""
@@ -29,7 +31,7 @@ def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
 
     ms: mean over prompts of the median of `repeats` passes. speed_up: over `other`.
     """
-    ways = [replace(thinking.config, **way) for way in ways_of_reading(None, 1, 2)]
+    ways = [replace(thinking.config, **way) for way in WAYS]
     sides = [other, *(thinking._replace(config=way) for way in ways)]
     taken: list[list[float]] = [[] for _ in sides]
     results: list[dict[int, GenerationResult]] = [{} for _ in sides]
