@@ -18,6 +18,7 @@ from minits.lab.presets import PRESETS, WIDTHS, Preset
 from minits.lab.provenance import Record
 
 RECORDS = Path(__file__).parent / "records"
+FILES = {"train": "runs", "bench": "benches", "eval": "probes"}  # and the fields of a book
 # Settings that make a training one of a cell of Table 2, whose presets' names begin so.
 IDENTITY = "task method knowledge fact_thoughts steps_shown step_after suffix resample".split()
 IDENTITY += "chunk_size one_per_chunk removal latents".split()
@@ -224,7 +225,6 @@ def read_book(folder: Path = RECORDS) -> Book:
     return Book(*(read_records(folder / f"{name}.jsonl") for name in FILES))
 
 
-FILES = {"train": "runs", "bench": "benches", "eval": "probes"}  # fields of a book, in order
 # What comes of a value of another kind.
 BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
