@@ -168,7 +168,7 @@ def measured(
 ) -> tuple[Record, int]:
     """Prints measurements as they come, and returns their record and the exit status.
 
-    how: what they were made with. Ctrl-C ends the measuring: the record is that of the lines
+    how: what they were made with. Ctrl-C ends the measuring: the record is that of what was whole
     before.
     """
     found, status = [], 0

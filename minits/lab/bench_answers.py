@@ -29,23 +29,32 @@ class Side(NamedTuple):
 def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
     """A line for `other`, then one for each way in which the thinking model may read.
 
-    ms: mean over prompts of the median of `repeats` passes. speed_up: over `other`.
+    ms: mean over prompts of the median of `repeats` passes. speed_up: over `other`. Ctrl-C comes
+    out after the lines of the prompts that were whole before it.
     """
     ways = [replace(thinking.config, **way) for way in WAYS]
     sides = [other, *(thinking._replace(config=way) for way in ways)]
     taken: list[list[float]] = [[] for _ in sides]
     results: list[dict[int, GenerationResult]] = [{} for _ in sides]
+    stopped: KeyboardInterrupt | None = None
 
     def answer(side: Side, found: dict[int, GenerationResult], number: int) -> None:
         (found[number],) = side.method.answer(side.engine, [side.prompts[number]], side.config)
 
     for number in range(len(other.prompts)):
         calls = [partial(answer, side, found, number) for side, found in zip(sides, results)]
-        for times, mine in zip(taken, rounds(calls, repeats)):
+        try:
+            of_prompt = rounds(calls, repeats)
+        except KeyboardInterrupt as error:
+            stopped = error
+            break
+        for times, mine in zip(taken, of_prompt):
             times.append(summary(mine)["ms"])
+    if stopped and not taken[0]:
+        raise stopped
     for side, times, found in zip(sides, taken, results):
         how = ("prefill", "draft", "lookahead") if side.method.thinks else ()
-        of_each = found.values()
+        of_each = [found[number] for number in range(len(times))]
         thoughts = [[len(ids) - 1 for ids in result.thought_ids] for result in of_each]
         yield {
             "what": "answers, one at a time",
@@ -53,7 +62,7 @@ def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
             "method": side.method.name,
             "options": asdict(side.method),
             **{name: getattr(side.config, name) for name in how},
-            "prompts": len(found),
+            "prompts": len(times),
             "ms": fmean(times),
             "speed_up": fmean(taken[0]) / fmean(times),
             "rounds": fmean(result.rounds for result in of_each),
@@ -62,3 +71,5 @@ def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
             "tokens": fmean(len(result.ids) for result in of_each),
             "thought_tokens": fmean(map(sum, thoughts)),
         }
+    if stopped:
+        raise stopped

@@ -10,6 +10,7 @@ import pytest
 from cli_helpers import call, result
 
 from minits.cli.sources import SHIPPED
+from minits.lab import bench_answers
 
 QUICK = "--steps 2 --batch-size 4 --max-thought-tokens 8 --warmup 1 --device cpu".split()
 SUFFIX = "Say it now."
@@ -129,6 +130,25 @@ def test_answers_are_timed_in_turn(inside):
         assert way["speed_up"] == pytest.approx(other["ms"] / way["ms"], rel=1e-3)
         if way["draft"] == "trivial" and way["prefill"] == "speculative" and not way["lookahead"]:
             assert way["rounds"] <= way["entered_and_one"]
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+def test_ctrl_c_leaves_the_times_of_the_prompts_before_it(whole, inside, monkeypatch):
+    left = iter([bench_answers.rounds] * whole)
+
+    def rounds(calls, repeats):
+        for measure in left:
+            return measure(calls, repeats)
+        calls[0]()  # one way of this prompt has answered, the others have not
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_answers, "rounds", rounds)
+    how = "bench answers --run thinking --against cot --samples 3 --repeats 1 --device cpu --json"
+    status, out, err = call(*how.split())
+    told = result(out)
+    assert status == 130 and told["interrupted"]
+    assert [line["prompts"] for line in told["lines"]] == [1] * 8 * whole
+    assert f"{8 * whole} measurements were made" in err
 
 
 @pytest.mark.parametrize("missing", ["--run thinking", "--against cot"])
