@@ -227,6 +227,14 @@ LAYERS = (2, 4, 8, 12, 16, 20)  # of 24, H is read after; the default: after 23
 CHUNKS = (2, 4, 8, 16, 32)
 
 
+# Two-hop questions are so short that a chunk of 32 ends only in the text after them.
+SAID_LATER = {
+    "fact_thoughts": "said",
+    "suffix": "Before you say it, think of the one fact that this question needs first, keep it in "
+    "mind while you read this line to its end, and then say the answer at once, in few words.",
+}
+
+
 def ablations() -> dict[str, Preset]:
     """One change each to c = 8, L_out = 23, steps that may share a state: the cell `chunk-8`."""
     cells = {f"extract-{n}": (f"L_out = {n}, c = 8", {"extract_after": n}) for n in LAYERS}
@@ -237,14 +245,14 @@ def ablations() -> dict[str, Preset]:
     cells["lm-loss-all"] = "L_LM on the prompt, too", {"lm_loss": "all"}
     usual = {"method": "thinking", "chunk_size": 8, "max_thought_tokens": 256}
     found = {}
-    for task, benchmark, steps in (
+    for task, benchmark, own in (
         ("gsm", "gsm", lasting(6000, 3)),
-        ("two-hop", "full", lasting(1200, 4)),
+        ("two-hop", "full", lasting(1200, 4, **SAID_LATER)),
     ):
         for name, (title, change) in cells.items():
             if task == "two-hop" and name.endswith("-one"):
                 continue  # its rows have one step
-            made = reasoning_preset("0.5B", title, benchmark, **usual | steps | change)
+            made = reasoning_preset("0.5B", title, benchmark, **usual | own | change)
             found[f"ablation/{task}-{name}"] = replace(made, paper=None, paper_speed=None)
     return found
 
