@@ -29,12 +29,10 @@ def pyplot() -> Any:
 
 
 def draw_all(book: Book, folder: Path) -> dict[str, bool]:
-    """Draws every figure that has records into a folder; of each name, whether it has.
+    """Draws every figure that has records into a folder that is there; of each name, if it has.
 
     Raises ValueError where matplotlib is missing, or for a value that cannot be drawn.
     """
-    pyplot()
-    folder.mkdir(parents=True, exist_ok=True)
     try:
         return {name: draw(book, folder / f"{name}.png") for name, draw in FIGURES.items()}
     except BROKEN as error:

@@ -190,20 +190,20 @@ class Book(NamedTuple):
     def cell(self, name: str) -> Cell:
         """What there is of a preset."""
         preset = PRESETS[name]
-        runs, beside = self.trained(name), preset.beside
-        if beside and beside != name:
-            benches = [each for each in self.benches if belongs(each, beside, PRESETS[beside])]
-        else:  # a thinking run is timed with the weights of its accuracy
+        runs, beside = self.trained(name), preset.beside or name
+        if beside == name:  # a thinking run is timed with the weights of its accuracy
             own = [run["settings"] for run in runs]
             benches = [each for each in self.benches if each.get("settings") in own]
+        else:
+            benches = [each for each in self.benches if belongs(each, beside, PRESETS[beside])]
         return Cell(name, preset, runs, benches)
 
     def trained(self, name: str) -> list[Record]:
         """The runs of a preset; of those with the same seed the best on valid, if that is known."""
         runs = [run for run in self.runs if "test" in run and belongs(run, name, PRESETS[name])]
-        runs.sort(key=lambda run: run.get("accuracy_valid", 0.0))
-        chosen = {run["seed"]: run for run in runs}
-        return [run for run in self.runs if run in chosen.values()]
+        by_valid = sorted(runs, key=lambda run: run.get("accuracy_valid", 0.0))
+        best = {run["seed"]: run for run in by_valid}
+        return [run for run in runs if run is best[run["seed"]]]
 
     def cells(self, beginning: str, *endings: str) -> list[Cell]:
         """Those of the presets whose names begin so, or are that and one of the endings."""

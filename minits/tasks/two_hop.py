@@ -93,9 +93,9 @@ class TwoHop(Rows):
 
     def check(self) -> None:
         for regime, file in REGIMES.items():
-            if file == "facts" and self.facts and self.knowledge == "parametric":
-                continue
-            if bool(getattr(self, file)) != (self.knowledge == regime):
+            given, wanted = bool(getattr(self, file)), self.knowledge == regime
+            beside = file == "facts" and self.knowledge == "parametric"  # those may be, too
+            if given != wanted and not beside:
                 raise ValueError(
                     f"--knowledge {regime} and {flag(file)} FILE go together; --knowledge is "
                     f"{self.knowledge}, {flag(file)} {getattr(self, file)}. Give both or neither."

@@ -102,9 +102,9 @@ def with_room(
     prompt = max(row.prompt_length for _, row in rows)
     left = engine.backbone.config.max_position_embeddings - prompt + 1
     config = replace(config, max_new_tokens=max(longest, min(longest + 8, left)))
-    for (example, _), prompt in zip(rows, prompts_of(rows)):
+    for (example, _), ids in zip(rows, prompts_of(rows)):
         try:
-            config.check(engine, [prompt])
+            config.check(engine, [ids])
         except ValueError as error:
             raise ValueError(
                 f"{example.name or 'a row'}: {str(error).replace('prompt 0', 'the prompt')}"

@@ -27,6 +27,7 @@ def test_every_figure_is_drawn_of_records(tmp_path):
     runs += [trained("gsm/0.5b-thinking", 0.5), *read_book().runs]
     names = ("gsm/0.5b-thinking", "ablation/gsm-chunk-8")
     benches = [answered(name, thinking=5.0, cot=9.0) for name in names]
+    (tmp_path / "figures").mkdir()
     found = draw_all(Book(runs, [*benches, costs()]), tmp_path / "figures")
     assert found == dict.fromkeys(FIGURES, True)
     assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == sorted(FIGURES)
