@@ -92,14 +92,14 @@ def hub_errors(wanted: str, check: str) -> Iterator[None]:
 def checkpoint_of(folder: Path) -> Path:
     """The model folder: `folder` itself, or the newest checkpoint of a run folder.
 
-    Of a run that came to its end: the best one, where the best were kept.
+    Of a run that came to its end, or has no other: the best one, where the best were kept.
     """
     steps, best = finished_checkpoints(folder), finished_checkpoints(folder, "best")
     run = folder / "run.json"
     if steps and best and run.exists() and read_json(run).get("steps") == step_of(steps[-1]):
         return best[-1]
-    if steps:
-        return steps[-1]
+    if steps or best:
+        return (steps or best)[-1]
     if run.exists():
         raise FileNotFoundError(
             f"{folder} is a run without a finished checkpoint (it holds {listing(folder)}). Train "
