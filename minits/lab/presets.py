@@ -130,8 +130,9 @@ LINES = {
     "icot": Line(
         "iCoT, token by token",
         REMOVAL | {"removal": "tokens"},
-        lasting(11_400, stage_samples=8_000),
-        lasting(1200, stage_samples=500),
+        lasting(11_400, 6, stage_samples=8_000),
+        # The longest chain has 19 tokens; one goes every eighth of an epoch, facts counted in.
+        lasting(1200, 4, remove_all_at=20, stage_samples=1_400),
     ),
     "icot-steps": Line(
         "iCoT, step by step",
