@@ -135,6 +135,13 @@ def test_an_ablation_changes_one_thing():
     assert len(LAYERS) >= 6 and CHUNKS == (2, 4, 8, 16, 32)
 
 
+def test_the_largest_chunk_of_an_ablation_ends_in_the_text_after_the_question():
+    """Else its last thought comes too late for the answer, whatever a state can hold."""
+    found = {name: each.settings for name, each in PRESETS.items() if name.startswith("ablation/")}
+    assert len(found) == 29
+    assert all(len(each["suffix"].split()) >= max(CHUNKS) for each in found.values())
+
+
 def test_every_cell_of_the_papers_other_tables_has_its_preset():
     for benchmark, methods in paper.REASONING.items():
         beginning = "gsm/0.5b-" if benchmark == "gsm" else f"two-hop/{benchmark}-0.5b-"
