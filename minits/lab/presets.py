@@ -130,8 +130,9 @@ LINES = {
     "icot": Line(
         "iCoT, token by token",
         REMOVAL | {"removal": "tokens"},
-        lasting(11_400, stage_samples=8_000),
-        lasting(1200, stage_samples=500),
+        lasting(11_400, 6, stage_samples=8_000),
+        # The longest chain has 19 tokens; one goes every eighth of an epoch, facts counted in.
+        lasting(1200, 4, remove_all_at=20, stage_samples=1_400),
     ),
     "icot-steps": Line(
         "iCoT, step by step",
@@ -227,7 +228,13 @@ LAYERS = (2, 4, 8, 12, 16, 20)  # of 24, H is read after; the default: after 23
 CHUNKS = (2, 4, 8, 16, 32)
 
 
-# Two-hop questions are so short that a chunk of 32 ends only in the text after them.
+# A chunk of 32 ends in the text after the question, and the answer comes after its state: under the
+# usual text 74 % of GSM's rows would be late at that size, under this one 3 %.
+LATER = {
+    "suffix": "Think about every step of this problem, one after the other, keep each result in "
+    "mind while you read this line to its end, and then give the answer at once, as a number and "
+    "without any more words. Ready:",
+}
 SAID_LATER = {
     "fact_thoughts": "said",
     "suffix": "Before you say it, think of the one fact that this question needs first, keep it in "
@@ -246,7 +253,7 @@ def ablations() -> dict[str, Preset]:
     usual = {"method": "thinking", "chunk_size": 8, "max_thought_tokens": 256}
     found = {}
     for task, benchmark, own in (
-        ("gsm", "gsm", lasting(6000, 3)),
+        ("gsm", "gsm", lasting(6000, 3, **LATER)),
         ("two-hop", "full", lasting(1200, 4, **SAID_LATER)),
     ):
         for name, (title, change) in cells.items():

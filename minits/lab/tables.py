@@ -257,6 +257,7 @@ def ablation(kind: str, words: str, book: Book) -> str:
             return NONE if cell.name == usual.name else interval(cell.less(usual), "+")
 
         figures = TESTED | {"less that of `chunk-8`, points": less, SAYING: ROWS[SAYING]}
+        figures |= {"late rows, %": mean_of("test", "late_share")}
         parts.append(draw(cells, {"run": title}, figures | MADE))
     return "\n\n".join(parts)
 

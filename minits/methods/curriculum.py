@@ -20,7 +20,7 @@ class Curriculum(CoT):
     )
     keep_optimizer: bool = setting(False, "stages after the first do not reset the optimizer")
 
-    block: ClassVar = 1  # stages that share sizes of batches
+    block: ClassVar = 1  # stages that share sizes of batches, and an evaluation after them
 
     def in_stages(
         self, names: Sequence[str], samples: int, steps: int, batch_size: int

@@ -47,7 +47,7 @@ class Thinking(Method):
         stage: int = -1,
     ) -> Row:
         if self.one_per_chunk:
-            _, offsets = tokenizer.encode_with_offsets(example.prompt)
+            _, offsets = tokenizer.encode_with_offsets(example.prompt, start=True)
             example = one_step_a_chunk(example, offsets, config.chunk_size)
         row = encode_example(example, tokenizer, config, name)
         return saying_the_next_chunk(row, config) if self.thought_warmup and stage == 0 else row

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from minits.checkpoint import tiny
 from minits.checkpoint.tiny import ASSETS, tiny_tokenizer, tokenizer_definition
 from minits.checkpoint.tokenizer import Tokenizer
+from minits.methods import make_method
 from minits.supervision import Example, Step, encode_example, encode_prompt, encode_rest
 from minits.thinking import ThinkingConfig
 from strategies import write_tokenizer
@@ -124,6 +125,15 @@ def test_training_and_inference_begin_a_row_alike_and_steps_stay_at_their_words(
     # <start> a b c | d e f g | h …: "c" ends the first chunk, "d" begins the second.
     said = [tokenizer.decode(thought[:-1]) for thought in row.thoughts]
     assert said == [" x y", " z", ""]
+
+
+def test_one_step_a_chunk_counts_the_start_token(tokenizer):
+    """<start> a b c | d e f g | h …: steps after d and e share a chunk, so the second moves on."""
+    config = ThinkingConfig(4, 1, 2, eos_ids=(EOS,), pad_id=EOS)
+    made = Example("abcdefgh", (Step(4, "y"), Step(5, "z")), "no")
+    method = make_method("thinking", one_per_chunk=True)
+    row = method.encode(made, with_template(tokenizer), config)
+    assert [chunk for chunk, _ in row.ends] == [1, 2]
 
 
 def test_the_template_of_transformers_begins_prompts_as_it_does_there(tokenizer, tmp_path):

@@ -21,6 +21,7 @@ def evaluation(share: float, seed: int, clusters: list[int] | None = None) -> di
         "accuracy": found / N,
         "interval": wilson(found, N),
         "nontrivial_right": share / 2,
+        "late_share": 0.125,
         "counts": {"first_result": 0.5, "last_result": 0.25, "bridge_wrong": 0.125},
         "right": right,
         "clusters": clusters,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from hashlib import sha256
 
 import pytest
@@ -12,6 +12,9 @@ import run
 from minits.cli.train import chosen
 from minits.lab import paper
 from minits.lab.presets import CHUNKS, LAYERS, PRESETS, check_contents, find
+from minits.methods import METHODS
+from minits.methods.curriculum import Curriculum
+from minits.methods.method import Stage
 from minits.tasks import make_task
 
 NAME = "paper/gsm-1.5b"
@@ -132,6 +135,13 @@ def test_an_ablation_changes_one_thing():
     assert len(LAYERS) >= 6 and CHUNKS == (2, 4, 8, 16, 32)
 
 
+def test_the_largest_chunk_of_an_ablation_ends_in_the_text_after_the_question():
+    """Else its last thought comes too late for the answer, whatever a state can hold."""
+    found = {name: each.settings for name, each in PRESETS.items() if name.startswith("ablation/")}
+    assert len(found) == 29
+    assert all(len(each["suffix"].split()) >= max(CHUNKS) for each in found.values())
+
+
 def test_every_cell_of_the_papers_other_tables_has_its_preset():
     for benchmark, methods in paper.REASONING.items():
         beginning = "gsm/0.5b-" if benchmark == "gsm" else f"two-hop/{benchmark}-0.5b-"
@@ -143,6 +153,38 @@ def test_every_cell_of_the_papers_other_tables_has_its_preset():
         preset = PRESETS[f"gsm/0.5b-coconut-{latents}" if latents != 6 else "gsm/0.5b-coconut"]
         assert (preset.paper, preset.paper_speed) == cell
         assert preset.settings["latents"] == latents
+
+
+def curricula() -> dict[str, tuple[dict, tuple[Stage, ...]]]:
+    """The presets whose trainings have stages: settings, stages."""
+    found = {}
+    for name, preset in PRESETS.items():
+        settings = preset.settings
+        kind = METHODS[settings["method"]]
+        if issubclass(kind, Curriculum):
+            names = {each.name for each in fields(kind)}
+            method = kind(**{key: settings[key] for key in names & settings.keys()})
+            found[name] = settings, method.stages(settings["steps"], settings["batch_size"])
+    assert len(found) >= 19
+    return found
+
+
+def test_of_a_curriculum_the_best_are_chosen_among_several():
+    for name, (settings, stages) in curricula().items():
+        before = sum(stage.steps for stage in stages[:-1])
+        evaluated = range(settings["eval_every"], settings["steps"] + 1, settings["eval_every"])
+        assert sum(step > before for step in evaluated) >= 2, name
+
+
+def test_removal_keeps_to_the_chains_that_there_are():
+    """Where nothing is left to remove, the optimizer is not to begin anew (the public code).
+
+    The longest chain of a two-hop row has 19 tokens (Qwen's); an epoch with all facts 11,129 rows.
+    """
+    for name, (settings, stages) in curricula().items():
+        if name.startswith("two-hop/") and settings.get("removal") == "tokens":
+            assert len(stages) - 1 == 20
+            assert stages[0].steps * settings["batch_size"] == pytest.approx(11_129 / 8, abs=64)
 
 
 def test_methods_on_a_task_share_what_makes_them_comparable():

@@ -159,6 +159,7 @@ def test_an_ablation_stands_beside_its_default():
     less = "less that of `chunk-8`, points"
     assert found[less] == percent(difference(*rights), "+")
     assert found["speed-up over CoT"] == "3.00×" and found["n"] == str(N)
+    assert found["late rows, %"] == "12.5"
     assert line(table, f"`{usual}`")[less] == "–"
     assert line(table, "`ablation/gsm-extract-20`")["test, %"] == "not run"
     assert sum("(`ablation/" in each for each in table.splitlines()) == 7

@@ -28,7 +28,6 @@ from minits.checkpoint.tiny import tiny_tokenizer
 from minits.cli import main
 from minits.fast.layouts import BucketedSizes
 from minits.methods import make_method
-from minits.methods.icot import ICoT
 from minits.supervision import Example, Step
 from minits.tasks import make_task
 from minits.training import loop
@@ -101,9 +100,10 @@ def test_the_schedule_for_our_rows():
     assert [s.steps for s in stages] == [125] * 60 + [4000]
     assert [s.partial for s in stages] == [True] * 60 + [False]
     fresh = [number for number, stage in enumerate(stages) if stage.fresh]
-    assert fresh == [*range(0, 60, ICoT.block), 60] and all(stage.resets for stage in stages)
+    assert fresh == [*range(0, 60, 10), 60] and all(stage.resets for stage in stages)
     by_steps = make_method("icot", removal="steps", keep_optimizer=True).stages(2000, 64)
     assert [s.steps for s in by_steps] == [328] * 4 + [688]
+    assert all(stage.fresh for stage in by_steps)  # so each is evaluated
     assert not any(stage.resets for stage in by_steps)
 
 
@@ -195,11 +195,11 @@ def test_each_part_is_evaluated_as_it_was_trained_and_only_the_last_can_be_best(
     )
     told = [line.split(":")[0] for line in said if line.startswith("step ")]
     told = [line for line in told if "/" not in line]
-    assert told == ["step 6 (2 steps removed)", "step 9"]
-    assert "best" not in next(line for line in said if line.startswith("step 6 ("))
+    assert told == [*(f"step {2 * n + 2} ({n} steps removed)" for n in range(3)), "step 9"]
+    assert not any("best" in line for line in said if " removed)" in line)
     assert figures["best_step"] >= 9 and not list((tmp_path / "run").glob("best/step-000006"))
-    (first, with_steps), (second, answer), *_ = seen
-    assert (first, second) == (6, 9) and with_steps > answer
+    steps, lengths = zip(*seen[:4])
+    assert steps == (2, 4, 6, 9) and lengths[0] > lengths[1] > lengths[2] > lengths[3]
 
 
 def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
