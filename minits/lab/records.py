@@ -162,13 +162,11 @@ class Cell:
 
 def beside_one_run(benches: Sequence[Record]) -> Iterator[dict[Label, float]]:
     """For each thinking run, times by what answered beside it, in times of its own."""
-    runs: list[Record] = []
+    runs: dict[str, list[dict[Label, float]]] = {}
     for bench in benches:
-        if bench["settings"] not in runs:
-            runs.append(bench["settings"])
-    for settings in runs:
-        taken = [times(bench) for bench in benches if bench["settings"] == settings]
-        labels = dict.fromkeys(label for each in taken for label in each)
+        runs.setdefault(json.dumps(bench["settings"]), []).append(times(bench))
+    for taken in runs.values():
+        labels = {label for each in taken for label in each}
         yield {
             label: fmean(each[label] / each[THINKING] for each in taken if label in each)
             for label in labels
