@@ -1,6 +1,6 @@
 """config.json <-> QwenConfig. Raises ValueError naming the file and what cannot be used in it."""
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from minits.checkpoint.files import plain, read_values
@@ -71,21 +71,14 @@ def read_config(raw: dict[str, Any], where: str = "config.json") -> QwenConfig:
             f"{head_dim} is odd."
         )
     window, sliding = sliding_attention(file, where)
-    return QwenConfig(
-        vocab_size=file.vocab_size,
-        hidden_size=file.hidden_size,
-        intermediate_size=file.intermediate_size,
-        num_hidden_layers=file.num_hidden_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=float(file.rms_norm_eps),
-        rope_theta=rope_theta(file, where),
-        max_position_embeddings=file.max_position_embeddings,
-        tie_word_embeddings=file.tie_word_embeddings,
-        sliding_window=window,
-        sliding_layers=sliding,
-    )
+    values = asdict(file) | {
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rope_theta": rope_theta(file, where),
+        "sliding_window": window,
+        "sliding_layers": sliding,
+    }
+    return QwenConfig(**{each.name: values[each.name] for each in fields(QwenConfig)})
 
 
 def write_config(config: QwenConfig) -> dict[str, Any]:

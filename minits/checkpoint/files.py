@@ -127,17 +127,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def made(folder: Path) -> Path:
-    """`folder` itself, made now. Raises ValueError if it cannot be, or is there already."""
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(
-            f"the folder {folder} cannot be made ({error.strerror}); name another one with --out."
-        ) from error
-    return folder
-
-
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keeps `folder` for this process, however that ends.

@@ -57,7 +57,7 @@ def run(given: Given) -> tuple[Record, int]:
             )
     elif flags.write is None:
         for name, table in found.items():
-            print(f"## {name}\n\n{table}\n", flush=True)
+            print(f"## {name}\n\n{table}\n")
     named = [Path(flags.write)] if flags.write else []
     for path in PAGES if flags.write == OURS else named:
         if not path.is_file():

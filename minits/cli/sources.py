@@ -73,12 +73,14 @@ class Opened(NamedTuple):
     tokenizer: Tokenizer
     about: dict[str, Any]  # thinking.json
     folder: Path  # of the run, or of the model
+    task: Task  # as in training
+    method: Method
 
 
 def open_model(flags: Any, given: str = "--run") -> Opened:
     """The model that --model, --run, --device, --dtype and --plain of a command name.
 
-    given: what the user calls --run.
+    Its task is the one that the command names, if it does. given: what the user calls --run.
     """
     device, dtype = resolve_device(flags.device, flags.dtype)
     source = getattr(flags, "model", None) or run_named(flags.run, given)
@@ -90,7 +92,9 @@ def open_model(flags: Any, given: str = "--run") -> Opened:
         limit = read_run(folder)[0].max_thought_tokens
         model.config = replace(model.config, max_thought_tokens=limit)
         about["max_thought_tokens"] = limit
-    return Opened(model if flags.plain else accelerate(model), tokenizer, about, folder)
+    engine = model if flags.plain else accelerate(model)
+    task = trained_task(folder, about, getattr(flags, "task", None))
+    return Opened(engine, tokenizer, about, folder, task, trained_method(folder, about))
 
 
 def measured_on(opened: Opened) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from minits.lab import paper
 from minits.methods import METHODS
 from minits.settings import flag
 from minits.tasks import TASKS, Task
+from minits.tasks.two_hop import REGIMES
 
 Settings = dict[str, Any]  # by name: of a run, or what is known of weights and files
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
@@ -98,7 +99,6 @@ TWO_HOP = {
     "eval_samples": 817,
     "keep_best": True,
 }
-REGIMES = {"full": "facts", "parametric": "known"}  # and the file that holds what is known
 # A chain of thought is removed at a constant rate. Nothing of these three is measured yet.
 REMOVAL = {"method": "icot", "decay": 0.0}
 LATENT = {"latents": 6, "batch_size": 128, "layout": "rows", "decay": 0.0, "lr": 1e-5}

@@ -60,7 +60,7 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
     if isinstance(row, dict):
         row = of_table(row) if "e1.value" in row else row
         row = {"bridge_aliases": [], "aliases": []} | row
-    found = members(known_keys(row, ROW), ROW, "the row")
+    found = members(row, ROW, "the row", others=True)
     question, subject, *relations, bridge, answer, steps, bridge_aliases, aliases = found
     if len(steps) != 2:
         raise ValueError(f"it has {len(steps)} steps; a two-hop question has one for each hop")
@@ -88,16 +88,11 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
 
 def parse_fact(line: str) -> Example:
     """A fact as a row of its own. Raises ValueError saying what is wrong with it."""
-    subject, answer, template = members(known_keys(parse_json(line), FACT), FACT, "the fact")
+    subject, answer, template = members(parse_json(line), FACT, "the fact", others=True)
     check_texts((subject, answer, template))
     if "{}" not in template:
         raise ValueError(f"the template {template!r} has no {{}} for its subject")
     return Example(template.replace("{}", subject), (), answer, size=1)
-
-
-def known_keys(row: Any, kinds: dict[str, type]) -> Any:
-    """A JSON object without the keys that say nothing here; anything else as it is."""
-    return {key: row[key] for key in row if key in kinds} if isinstance(row, dict) else row
 
 
 def of_table(cells: dict[str, Any]) -> dict[str, Any]:

@@ -88,33 +88,22 @@ class Rows(Task):
 
     @cached_property
     def files(self) -> dict[str, RowsFile]:
-        """The files that were read so far, by split."""
-        return {}
-
-    @cached_property
-    def parts(self) -> dict[str, RowsFile]:
         """The splits that were made so far."""
         return {}
 
     def file(self, split: str) -> RowsFile:
         """The rows of a split, made once. Raises as `part`."""
-        if split not in self.parts:
-            self.parts[split] = self.part(split)
-        return self.parts[split]
+        if split not in self.files:
+            self.files[split] = self.part(split)
+        return self.files[split]
 
     def part(self, split: str) -> RowsFile:
-        """What the task makes a split of. Raises as `read`."""
-        return self.read(split)
-
-    def read(self, split: str) -> RowsFile:
-        """What a split's flag names, read once. Raises ValueError, naming the line, or OSError."""
-        if split not in self.files:
-            names = getattr(self, split)
-            if not names:
-                raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
-            read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
-            self.files[split] = read[0] if len(read) == 1 else together(names, read)
-        return self.files[split]
+        """The rows of a split, read now. Raises ValueError, naming the line, or OSError."""
+        names = getattr(self, split)
+        if not names:
+            raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
+        read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
+        return read[0] if len(read) == 1 else together(names, read)
 
     def row(self, line: str) -> Any:
         """The example in a line, or what `example` makes one of.
@@ -310,9 +299,15 @@ def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def members(value: Any, kinds: dict[str, type], what: str) -> list[Any]:
-    """The values of a JSON object that has these keys. Raises ValueError for any other thing."""
-    if not isinstance(value, dict) or set(value) != set(kinds):
+def members(
+    value: Any, kinds: dict[str, type], what: str, others: bool = False
+) -> list[Any]:
+    """The values of a JSON object that has these keys, `others` only where they may be there.
+
+    Raises ValueError for any other thing.
+    """
+    complete = isinstance(value, dict) and kinds.keys() <= value.keys()
+    if not complete or (len(value) > len(kinds) and not others):
         found = ", ".join(value) or "none" if isinstance(value, dict) else json.dumps(value)
         raise ValueError(
             f"{what} holds {found:.200}; it must be an object that holds {', '.join(kinds)}"

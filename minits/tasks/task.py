@@ -140,12 +140,12 @@ def describe_sources(task: Task) -> list[str]:
 
 def check_overlap(task: Task) -> None:
     """Raises ValueError if two finite splits share a prompt, naming both places."""
-    finite = [split for split in task.splits if task.size(split)]
-    places: dict[str, dict[str, int]] = {split: {} for split in finite}
-    for split in finite:
-        for index in range(task.size(split)):
-            places[split].setdefault(normalised(task.prompt(split, index)), index)
-    for one, other in combinations(finite, 2):
+    places = {
+        split: {normalised(task.prompt(split, i)): i for i in range(task.size(split))}
+        for split in task.splits
+        if task.size(split)
+    }
+    for one, other in combinations(places, 2):
         both = [prompt for prompt in places[one] if prompt in places[other]]
         if both:
             here, there = (place_of(task, split, places[split][both[0]]) for split in (one, other))

@@ -107,7 +107,7 @@ class TwoHop(Rows):
     def part(self, split: str) -> RowsFile:
         """As that of the task rows; raises ValueError, too, where no row is left."""
         cut = split != "test" and not self.valid and self.valid_share > 0
-        rows, about = self.read("train" if cut else split)
+        rows, about = super().part("train" if cut else split)
         if self.known:
             rows = self.kept_rows(rows, about)
         used = len(rows)
@@ -258,5 +258,5 @@ class TwoHop(Rows):
 def hop_alone(row: TwoHopExample, number: int) -> TwoHopExample:
     """One hop of a row as a question, without steps; as a fact is trained on."""
     hop = row.hops[number]
-    plain = {"steps": (), "values": (), "size": 1, "hops": (hop,)}
-    return replace(row, prompt=hop.prompt, answer=hop.names[0], **plain)
+    words = {"prompt": hop.prompt, "answer": hop.names[0]}
+    return replace(row, **words, steps=(), values=(), size=1, hops=(hop,))

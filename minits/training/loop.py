@@ -397,7 +397,7 @@ def measure(training: Training, rows: Pairs, predictions: Path | None = None) ->
         engine = accelerate(copy.deepcopy(engine).to(dtype))
     task = training.task
     try:
-        lines = predict(
+        lines, _ = predict(
             engine, training.tokenizer, task, training.method, rows, predictions=predictions
         )
         return summarise(lines, task)

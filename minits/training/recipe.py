@@ -179,10 +179,8 @@ def trained_with(settings: TrainSettings) -> dict[str, Any]:
 
     A hub id has none.
     """
-    checkpoint = local(settings.model)
-    if not (checkpoint and METHODS[settings.method].thinks):
-        return {}
-    if not present(checkpoint / "thinking.safetensors"):
+    checkpoint = local(settings.model) if METHODS[settings.method].thinks else None
+    if not (checkpoint and present(checkpoint / "thinking.safetensors")):
         return {}
     about = read_about(checkpoint)
     return {name: about[name] for name in (*CHOICES, "max_thought_tokens") if name in about}

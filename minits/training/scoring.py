@@ -128,28 +128,28 @@ def predict(
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines
     hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
-    found: dict[int, GenerationResult] | None = None,  # takes the results, by row
-) -> list[Line]:
-    """Generates an answer for each of `rows`; the `verdict` on each. Raises as `with_room`."""
+) -> tuple[list[Line], list[GenerationResult]]:
+    """Generates an answer for each of `rows`: (verdicts, results). Raises as `with_room`."""
     config = with_room(engine, rows, config)
     # Rows of a batch are alike in length.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    results = {} if found is None else found
+    found: dict[int, GenerationResult] = {}
     # disable=None: no bar where there is no terminal.
     for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=None):
         batch = [rows[i] for i in chosen]
         if hook:
             config = replace(config, hook=hook([row for _, row in batch]))
-        results |= zip(chosen, method.answer(engine, prompts_of(batch), config))
+        found |= zip(chosen, method.answer(engine, prompts_of(batch), config))
+    results = [found[i] for i in range(len(rows))]
     c = engine.config.chunk_size
     lines = [
-        {"index": i} | verdict(task, tokenizer, c, *pair, results[i], method.thinks)
-        for i, pair in enumerate(rows)
+        {"index": i} | verdict(task, tokenizer, c, *pair, result, method.thinks)
+        for i, (pair, result) in enumerate(zip(rows, results))
     ]
     if predictions:
         write_text(predictions, "".join(json.dumps(line) + "\n" for line in lines))
-    return lines
+    return lines, results
 
 
 def verdict(
@@ -168,13 +168,12 @@ def verdict(
     right = [k < len(thoughts) and thoughts[k] == gold for k, gold in enumerate(row.thoughts)]
     said = [tokenizer.decode(ids[:-1]) for ids in thoughts]
     steps = task.score_steps(text, said if thinks else None, example, score["right"])
-    group, cluster = task.group(example), task.cluster(example)
     return {
         "name": example.name,
         "prompt": example.prompt,
         task.unit: example.size,
-        **({"group": group} if group else {}),
-        **({"cluster": cluster} if cluster else {}),
+        "group": task.group(example),
+        "cluster": task.cluster(example),
         "gold": example.answer,
         "answer": score.pop("answer"),
         "correct": score.pop("right"),

@@ -3,7 +3,8 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from minits.fast.layouts import round_up
 from minits.methods import Method
 from minits.settings import flag
 from minits.supervision import Row
-from minits.tasks import Task, options_of
+from minits.tasks import Task
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
@@ -47,12 +48,14 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
             "processes that share them; raise it, or start fewer."
         )
     distributed.join(settings.device)
-    model, tokenizer = make_model(settings, task, method, finished_checkpoints(folder))
+    checkpoints = finished_checkpoints(folder)
+    model, tokenizer = make_model(settings, task, method, checkpoints)
     model = model.to(settings.device).train()
+    begin = partial(Training, settings, folder, task, method, model, tokenizer)
     state = run_folder.read_state(folder, settings.device)
     if state is None:
-        return Training(settings, folder, task, method, model, tokenizer)
-    newest = finished_checkpoints(folder)[-1]
+        return begin()
+    newest = checkpoints[-1]
     if state["step"] > settings.steps:
         raise ValueError(
             f"{newest} is past the {settings.steps} steps that {folder / 'run.json'} names. Put "
@@ -62,16 +65,7 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     check_steps(settings, method, state, folder)
     if "weights" in state:
         model.load_state_dict(state["weights"])
-    training = Training(
-        settings,
-        folder,
-        task,
-        method,
-        model,
-        tokenizer,
-        done=state["step"],
-        seconds=state["seconds"],
-    )
+    training = begin(done=state["step"], seconds=state["seconds"])
     optimizer = training.update.optimizer
     ended = state["stage"] != training.number  # saved at the very end of a stage
     if ended and training.stages[training.number].resets:
@@ -246,7 +240,7 @@ def check_data(training: Training, note: Log) -> dict[str, Pairs]:
         try:
             rows[split] = evaluation_rows(training, split, settings.eval_samples)
         except ValueError as error:
-            given = " ".join(f"{flag(name)} {value}" for name, value in options_of(task).items())
+            given = " ".join(f"{flag(name)} {value}" for name, value in asdict(task).items())
             raise ValueError(f"evaluation, {task.title(split)} ({given}): {error}") from error
     return rows
 
