@@ -1,9 +1,8 @@
 """config.json <-> QwenConfig. Raises ValueError naming the file and what cannot be used in it."""
 import warnings
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
-from minits.checkpoint.files import plain, read_values
+from minits.checkpoint.files import Json, plain, read_values
 from minits.qwen import QwenConfig
 from minits.settings import setting
 
@@ -51,7 +50,7 @@ class RopeFile:
     partial_rotary_factor: float = setting(1.0, choices=(1,))
 
 
-def read_config(raw: dict[str, Any], where: str = "config.json") -> QwenConfig:
+def read_config(raw: Json, where: str = "config.json") -> QwenConfig:
     """The configuration in the parsed file; `where` names it in messages."""
     file = read_values(ConfigFile, raw, where)
     if file.quantization_config:
@@ -81,7 +80,7 @@ def read_config(raw: dict[str, Any], where: str = "config.json") -> QwenConfig:
     return QwenConfig(**{each.name: values[each.name] for each in fields(QwenConfig)})
 
 
-def write_config(config: QwenConfig) -> dict[str, Any]:
+def write_config(config: QwenConfig) -> Json:
     """The content of a config.json that reads back to `config`, here and in transformers."""
     raw = asdict(config)
     sliding, layers = raw.pop("sliding_layers"), config.num_hidden_layers

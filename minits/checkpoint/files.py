@@ -12,6 +12,8 @@ from filelock import FileLock, Timeout
 
 from minits.settings import check_settings
 
+Json = dict[str, Any]  # a JSON object
+
 
 def plain(text: object, most: int = 200) -> str:
     """Foreign text as it may stand in a message: its middle left out, control characters shown."""
@@ -54,7 +56,7 @@ def require(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """The JSON object in `path`.
 
     Raises FileNotFoundError as `require`, ValueError if it is not a JSON object.
@@ -72,7 +74,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_values(kind: type, raw: dict[str, Any], where: Path | str) -> Any:
+def read_values(kind: type, raw: Json, where: Path | str) -> Any:
     """The keys of `raw` that the dataclass `kind` has, each checked as its `setting` says.
 
     Null is as good as no key. Raises ValueError naming the file, `where`, and the key.

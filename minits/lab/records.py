@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from minits.checkpoint.files import require
+from minits.checkpoint.files import Json, require
 from minits.lab.paired import difference
 from minits.lab.presets import PRESETS, WIDTHS, Preset
 from minits.lab.provenance import Record
@@ -77,7 +77,7 @@ def belongs(record: Record, name: str, preset: Preset) -> bool:
     return ours == theirs
 
 
-def label(method: str, options: dict[str, Any]) -> Label:
+def label(method: str, options: Json) -> Label:
     """What sets the answers of one method apart from those of another."""
     return method, options.get("latents"), options.get("removal")
 

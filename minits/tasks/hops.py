@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from minits.checkpoint.files import Json
 from minits.supervision import Example, Step
 from minits.tasks.rows import check_texts, members, parse_json
 
@@ -95,7 +96,7 @@ def parse_fact(line: str) -> Example:
     return Example(template.replace("{}", subject), (), answer, size=1)
 
 
-def of_table(cells: dict[str, Any]) -> dict[str, Any]:
+def of_table(cells: Json) -> Json:
     """The row that stands in the columns of TwoHopFact or SOCRATES. Raises ValueError.
 
     The words behind the bridge's name in the prompt of the second hop end the question as well;
@@ -103,7 +104,7 @@ def of_table(cells: dict[str, Any]) -> dict[str, Any]:
     """
     if missing := [name for name in (*COLUMNS, *HOPS, *ALIASES) if not cells.get(name)]:
         raise ValueError(f"nothing stands in the columns {', '.join(missing)}")
-    row: dict[str, Any] = {key: cells[column] for column, key in COLUMNS.items()}
+    row: Json = {key: cells[column] for column, key in COLUMNS.items()}
     row["steps"] = [f"{cells[prompt]} {row[name]}." for prompt, name in HOPS.items()]
     for column, key in ALIASES.items():
         try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from minits.checkpoint.download import dataset_file
-from minits.checkpoint.files import listing
+from minits.checkpoint.files import Json, listing
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
 from minits.tasks.answers import COMPARED, SCORINGS, number_behind
@@ -35,7 +35,7 @@ class RowsFile(NamedTuple):
     """What a file of rows holds."""
 
     examples: list[Any]
-    about: dict[str, Any]  # for records: file, rows, skipped, sha256
+    about: Json  # for records: file, rows, skipped, sha256
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Rows(Task):
     def example(self, split: str, index: int, seed: int | str) -> Example:
         return self.file(split).examples[index]
 
-    def sources(self) -> dict[str, dict[str, Any]]:
+    def sources(self) -> dict[str, Json]:
         return {split: self.file(split).about for split in filter(self.has, FILES)}
 
     def texts(self) -> Iterator[str]:
@@ -149,7 +149,7 @@ class Rows(Task):
             yield from (" " + step.text for step in example.steps)
             yield " " + example.answer
 
-    def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
+    def evaluated(self, given: Json) -> tuple[Task, str]:
         """The file among the flags, else the last one of the run.
 
         Beside it only that of the training matters, where it still is: the two must not overlap.
@@ -319,7 +319,7 @@ def members(
     return [value[key] for key in kinds]
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> Json:
     """A JSON object. Raises ValueError if a key is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
+from minits.checkpoint.files import Json
 from minits.settings import flag, setting
 from minits.supervision import Example, Step
 from minits.tasks.answers import (
@@ -148,11 +149,11 @@ class TwoHop(Rows):
         return replace(row, taught=self.fact_thoughts != "untaught")
 
     @cached_property
-    def known_rows(self) -> dict[str, Any]:
+    def known_rows(self) -> Json:
         """What --known holds."""
         return read_known(Path(self.known))
 
-    def kept_rows(self, rows: list[TwoHopExample], about: dict[str, Any]) -> list[TwoHopExample]:
+    def kept_rows(self, rows: list[TwoHopExample], about: Json) -> list[TwoHopExample]:
         """The rows whose facts are known. Raises ValueError if the model was not asked them."""
         if about["sha256"] not in self.known_rows["files"]:
             raise ValueError(
@@ -187,7 +188,7 @@ class TwoHop(Rows):
     def cluster(self, example: Example) -> str | None:
         return example.subject
 
-    def sources(self) -> dict[str, dict[str, Any]]:
+    def sources(self) -> dict[str, Json]:
         found = super().sources()
         if self.facts and self.train:
             found["facts"] = self.fact_rows.about | {"repeats": self.fact_repeats}
@@ -197,7 +198,7 @@ class TwoHop(Rows):
             found["known"] = about | {name: known[name] for name in ("model", "sha256")}
         return found
 
-    def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
+    def evaluated(self, given: Json) -> tuple[Task, str]:
         """As `Rows.evaluated`. Facts are nothing to evaluate on: the training rows are for that."""
         task, split = super().evaluated(given)
         regime = "parametric" if task.known else "rows"
@@ -205,7 +206,7 @@ class TwoHop(Rows):
 
     # -- scores ------------------------------------------------------------------------------------
 
-    def score(self, text: str, example: Example) -> dict[str, Any]:
+    def score(self, text: str, example: Example) -> Json:
         """As a task does, with any name of the answer for it."""
         opening = self.opening if behind(self.opening, example.answer) is not None else ""
         golds = [example.answer]

@@ -2,12 +2,11 @@
 from dataclasses import dataclass, fields, replace
 from math import cos, pi
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from minits.checkpoint.download import checkpoint_of
-from minits.checkpoint.files import present
+from minits.checkpoint.files import Json, present
 from minits.checkpoint.tiny import tiny_config
 from minits.checkpoint.weights import CHOICES, config_of, read_about
 from minits.fast.layouts import LAYOUTS
@@ -157,7 +156,7 @@ class TrainSettings(Machine):
     )
 
 
-def recipe_of(task: Task, method: str, model: str) -> dict[str, Any]:
+def recipe_of(task: Task, method: str, model: str) -> Json:
     """The good settings that a task knows for this method and kind of model; perhaps none.
 
     A model that was trained from the tiny one is of its kind.
@@ -174,7 +173,7 @@ def local(model: str) -> Path | None:
     return checkpoint_of(folder) if model != "tiny" and folder.is_dir() else None
 
 
-def trained_with(settings: TrainSettings) -> dict[str, Any]:
+def trained_with(settings: TrainSettings) -> Json:
     """What the training of T and C in --model fixes; nothing where there are none, or none wanted.
 
     A hub id has none.

@@ -19,7 +19,7 @@ from zipfile import ZipFile
 import torch
 
 from minits.checkpoint.download import finished_checkpoints
-from minits.checkpoint.files import flush, new_folder, plain, read_json, require, write_text
+from minits.checkpoint.files import Json, flush, new_folder, plain, read_json, require, write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import write_model
 from minits.methods import METHODS, Method, make_method
@@ -32,14 +32,14 @@ SETTINGS = names_of(TrainSettings)
 FILES = "data_files"  # the key of `Task.sources` in run.json
 
 
-def flat(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
+def flat(settings: TrainSettings, task: Task, method: Method) -> Json:
     """What run.json and records hold: settings, options of task and method, files of examples."""
     sources = task.sources()
     files = {FILES: sources} if sources else {}
     return asdict(settings) | asdict(task) | asdict(method) | files
 
 
-def origin(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
+def origin(settings: TrainSettings, task: Task, method: Method) -> Json:
     """What thinking.json says of where a checkpoint comes from, but for the step."""
     about = {"method": settings.method, "task": settings.task, "base_model": settings.model}
     for kind in (task, method):
@@ -130,7 +130,7 @@ def save_checkpoint(
     folder: Path,
     model: ThinkingStates,
     tokenizer: Tokenizer,
-    about: dict[str, Any],  # for thinking.json
+    about: Json,  # for thinking.json
     state: dict[str, Any] | None,  # optimizer, step, seconds, stage, settings; None: for inference
     *,
     kind: str,  # "checkpoints", or "best"
@@ -179,7 +179,7 @@ HARMLESS += [FILES]
 
 def check_agreement(
     checkpoint: Path,
-    about: dict[str, Any],  # its thinking.json
+    about: Json,  # its thinking.json
     state: dict[str, Any],  # its training_state.pt
     settings: TrainSettings,  # with task and method: what run.json says
     task: Task,

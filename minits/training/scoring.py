@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from minits.checkpoint.files import write_text
+from minits.checkpoint.files import Json, write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
 from minits.methods.method import Method
@@ -47,7 +47,7 @@ class Report:
     right: str  # of each row "1" or "0", in order: to compare with others on the same rows
     clusters: list[int] | None  # of each row its `Task.cluster`, numbered; None: rows are apart
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         """As a record holds it, the sizes under their unit."""
         found = asdict(self)
         unit, sizes = found.pop("unit"), found.pop("sizes")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
-from minits.checkpoint.files import locked, plain, present
+from minits.checkpoint.files import Json, locked, plain, present
 from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
@@ -165,7 +165,7 @@ def run_training(
     log: Log,  # takes results
     note: Log,  # takes remarks
     named: bool,  # `folder`, by the one who trains; else one beside it would do as well
-) -> dict[str, Any]:
+) -> Json:
     """`train` and the final evaluations; returns the figures.
 
     What cannot be trained or evaluated is refused before the first step, and before anything is
@@ -265,7 +265,7 @@ def check_chunks(rows: list[Row], c: int, note: Log) -> None:
 
 def train_and_evaluate(
     training: Training, rows: dict[str, Pairs], log: Log, stop: Stop
-) -> dict[str, Any]:
+) -> Json:
     """The figures of a training that is ready to go, `interrupted` among them."""
     folder, start, task = training.folder, training.done, training.task
     finished = train(training, log, stop)
