@@ -61,7 +61,7 @@ def edits(
     """What T is made to say by chunk, from K=TEXT. Raises ValueError naming what cannot be."""
     engine, tokenizer, *_ = opened
     limit = config.max_thought_tokens or engine.config.max_thought_tokens
-    found: dict[int, list[int]] = {}
+    found = {}
     for each in asked:
         chunk, _, text = each.partition("=")
         try:

@@ -29,7 +29,7 @@ def rounds(functions: Sequence[Callable[[], object]], repeats: int) -> list[list
 
     The functions take turns: a slow moment hits all of them.
     """
-    times: list[list[float]] = [[] for _ in functions]
+    times = [[] for _ in functions]
     for _ in range(repeats + 2):  # the second call, too, is warm-up
         for function, mine in zip(functions, times):
             synchronise()

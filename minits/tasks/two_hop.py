@@ -218,7 +218,7 @@ class TwoHop(Rows):
     def seen(self) -> dict[str, Counter[str]]:
         """Of the training rows, how often each answer follows a second fact, or two relations."""
         rows = self.file("train").examples if self.train else ()
-        found: dict[str, Counter[str]] = {}
+        found = {}
         for row in rows:
             if isinstance(row, TwoHopExample):
                 first, second = row.hops

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from tqdm import tqdm
 
@@ -20,7 +19,7 @@ from minits.thinking import Engine, ThinkingConfig
 from minits.training.late import is_late, late_share
 
 Pairs = Sequence[tuple[Example, Row]]
-Line = dict[str, Any]  # of predictions: what the model made of a row
+Verdict = Json  # of predictions: what the model made of a row
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def predict(
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines
     hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
-) -> tuple[list[Line], list[GenerationResult]]:
+) -> tuple[list[Verdict], list[GenerationResult]]:
     """Generates an answer for each of `rows`: (verdicts, results). Raises as `with_room`."""
     config = with_room(engine, rows, config)
     # Rows of a batch are alike in length.
@@ -160,7 +159,7 @@ def verdict(
     row: Row,
     result: GenerationResult,
     thinks: bool,  # whether the method does
-) -> Line:
+) -> Verdict:
     """What was asked, said and thought, and what was right."""
     text = tokenizer.decode(tokenizer.without_eos(result.ids))
     score = task.score(text, example)
@@ -202,7 +201,7 @@ def sharing(row: Row) -> int:
     return sum(chunks.count(chunk) > 1 for chunk in chunks)
 
 
-def summarise(lines: Sequence[Line], task: Task) -> Report:
+def summarise(lines: Sequence[Verdict], task: Task) -> Report:
     """The report over lines of predictions."""
     n, right = len(lines), [line["correct"] for line in lines]
     sizes = [line[task.unit] for line in lines]
@@ -250,14 +249,14 @@ def summarise(lines: Sequence[Line], task: Task) -> Report:
     )
 
 
-def clusters(lines: Sequence[Line]) -> list[int] | None:
+def clusters(lines: Sequence[Verdict]) -> list[int] | None:
     """The number of each line's cluster, in order of their first lines."""
     names = [line.get("cluster") for line in lines]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if None in numbers else [numbers[name] for name in names]
 
 
-def buckets(lines: Sequence[Line], task: Task) -> dict[str, dict]:
+def buckets(lines: Sequence[Verdict], task: Task) -> dict[str, dict]:
     """n, accuracy and interval by the lines' groups, or by sizes: of 1 … task.bucket units, …
 
     Of a bucket of 1: of each size.

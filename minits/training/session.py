@@ -115,8 +115,10 @@ def make_model(
             **choices,
         )
     else:
-        source = checkpoints[-1] if checkpoints else settings.model
-        folder = checkpoint_of(resolve(source, None if checkpoints else settings.revision))
+        if checkpoints:
+            folder = checkpoints[-1]
+        else:
+            folder = checkpoint_of(resolve(settings.model, settings.revision))
         # Of T and C alone: a training without them leaves their choices open.
         theirs = method.thinks and present(folder / "thinking.safetensors")
         asked = choices if theirs or not read_about(folder) else {}

@@ -30,15 +30,20 @@ class Problem:
     @property
     def complete(self) -> bool:
         """Whether the steps lead to the answer: it is the last one's result."""
-        try:
-            return bool(self.steps) and result(self.steps[-1]) == number_in(self.answer)
-        except ValueError:
-            return False
+        return bool(self.steps) and value(self.steps[-1]) == number_in(self.answer)
 
 
 def result(step: str) -> Fraction:
     """The number behind the equals sign. Raises ValueError if there is another thing."""
     return evaluate(step.rpartition("=")[2])
+
+
+def value(step: str) -> Fraction | None:
+    """The `result` of a step that was said; None if it has none."""
+    try:
+        return result(step)
+    except ValueError:
+        return None
 
 
 def parse_problem(text: str) -> Problem:
