@@ -13,6 +13,9 @@ from filelock import FileLock, Timeout
 from minits.settings import check_settings
 
 Json = dict[str, Any]  # a JSON object
+# Whether there is something at a path. A link to a missing file counts, so that `require` gets to
+# say so.
+present = os.path.lexists
 
 
 def plain(text: object, most: int = 200) -> str:
@@ -30,14 +33,6 @@ def listing(folder: Path, most: int = 8) -> str:
     names = sorted(path.name for path in folder.iterdir())
     rest = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(names[:most]) + rest) or "nothing"
-
-
-def present(path: Path) -> bool:
-    """Whether there is something at `path`.
-
-    A link to a missing file counts, so that `require` gets to say so.
-    """
-    return path.exists() or path.is_symlink()
 
 
 def require(path: Path) -> Path:

@@ -168,8 +168,9 @@ def read_checkpoint(
 def check_dtype(dtype: torch.dtype) -> torch.dtype:
     """`dtype` itself; raises ValueError if weights cannot be of it."""
     if dtype not in DTYPES:
-        known = ", ".join(map(str, DTYPES))
-        raise ValueError(f"weights of type {dtype} are not supported; use one of {known}.")
+        raise ValueError(
+            f"weights of type {dtype} are not supported; use one of {', '.join(map(str, DTYPES))}."
+        )
     return dtype
 
 

@@ -124,8 +124,9 @@ def read_text(name: str) -> str:
     elif path.is_dir():
         raise ValueError(f"--file {path} is a folder (it holds {listing(path)}); name a file.")
     elif not path.exists():
-        near = path.parent
-        raise FileNotFoundError(f"--file {path}: no such file ({near} holds {listing(near)}).")
+        raise FileNotFoundError(
+            f"--file {path}: no such file ({path.parent} holds {listing(path.parent)})."
+        )
     else:
         content = path.read_bytes()
     try:

@@ -74,11 +74,12 @@ def check_flags(flags: BenchFlags) -> None:
 def check_weights(flags: BenchFlags, opened: Opened) -> None:
     """Raises ValueError for weights that the part cannot measure."""
     engine, about, part = opened.engine, opened.about, flags.part
-    words = engine.backbone.config.vocab_size
-    if part not in (*OF_RUN, "train") and words < 1000:
+    vocab_size = engine.backbone.config.vocab_size
+    if part not in (*OF_RUN, "train") and vocab_size < 1000:
         raise ValueError(
             f"bench {part} --model {flags.model}: its made-up texts need a vocabulary of 1000 ids, "
-            f"this one has {words}. Name real weights; bench drafts --run measures a small run."
+            f"this one has {vocab_size}. Name real weights; bench drafts --run measures a small "
+            "run."
         )
     if part in OF_RUN and not (about and engine.thinks):
         raise ValueError(

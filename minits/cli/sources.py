@@ -61,8 +61,9 @@ def run_named(name: str | None, given: str = "--run") -> Path:
         return SHIPPED
     folder = Path(name)
     if not folder.is_dir():
-        near = folder.parent
-        raise FileNotFoundError(f"{given} {name}: no such folder ({near} holds {listing(near)}).")
+        raise FileNotFoundError(
+            f"{given} {name}: no such folder ({folder.parent} holds {listing(folder.parent)})."
+        )
     return folder
 
 

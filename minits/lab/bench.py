@@ -106,7 +106,7 @@ def weights_bytes(engine: Engine) -> int:
     """Bytes of weights that a plain decoding step reads: layers, norm and unembedding."""
     model, head = engine.backbone.model, engine.backbone.lm_head
     parts = [*model.layers.parameters(), model.norm.weight, head.weight]
-    return sum(part.numel() * part.element_size() for part in parts)
+    return sum(part.nbytes for part in parts)
 
 
 def prompt_of(tokens: int) -> list[int]:

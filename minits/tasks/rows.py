@@ -25,7 +25,6 @@ from minits.tasks.answers import COMPARED, SCORINGS, number_behind
 from minits.tasks.task import USUAL, Task
 
 FILES = ("train", "valid", "test")
-LINE_ENDS = re.compile(rb"\r\n|\r|\n")  # and nothing else: U+2028 may stand in a text
 ROW = {"question": str, "steps": list, "answer": str}
 STEP = {"at": int, "text": str}
 WORDS = {str: "a text", list: "a list", int: "a whole number"}
@@ -228,7 +227,8 @@ def question_first(example: Example, suffix: str) -> Example:
 def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> RowsFile:
     """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
     content, examples, bad = content_of(split, name), [], []
-    for number, line in enumerate(LINE_ENDS.split(content), 1):
+    # Lines of bytes: of a text, U+2028 would end one, too.
+    for number, line in enumerate(content.splitlines(), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
