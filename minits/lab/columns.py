@@ -15,8 +15,10 @@ def draw(cells: Sequence[Cell], heads: Columns, figures: Columns) -> str:
     lines = []
     for cell in cells:
         known = [column(cell) for column in heads.values()]
-        found = [column(cell) for column in figures.values()] if cell.runs else None
-        lines.append(known + (found or not_run(len(figures))))
+        if cell.runs:
+            lines.append(known + [column(cell) for column in figures.values()])
+        else:
+            lines.append(known + not_run(len(figures)))
     return markdown([*heads, *figures], lines)
 
 
