@@ -222,18 +222,18 @@ def answer_batch(
     """Answers prompts together; nothing is read on once all of them have ended."""
     engine, tokenizer, *_ = opened
     started = time.perf_counter()
+    reading = opened.method.read(engine, prompts, config)
     rows = [
         InlineText(
             tokenizer,
             ids,
             engine.config.chunk_size,
-            thinks=config.think,
+            thoughts,
             at_once=flags.stream,
             stops=flags.stop or (),
         )
-        for ids in prompts
+        for ids, thoughts in zip(prompts, reading.thoughts)
     ]
-    reading = opened.method.read(engine, prompts, config)
     for number, event in decode(engine, reading, config):
         rows[number].take(event)
         if all(row.ended for row in rows):
