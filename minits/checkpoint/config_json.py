@@ -1,9 +1,8 @@
 """config.json <-> QwenConfig. Raises ValueError naming the file and what cannot be used in it."""
 import warnings
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
 
-from minits.checkpoint.files import plain, read_values
+from minits.checkpoint.files import Json, plain, read_values
 from minits.qwen import QwenConfig
 from minits.settings import setting
 
@@ -51,7 +50,7 @@ class RopeFile:
     partial_rotary_factor: float = setting(1.0, choices=(1,))
 
 
-def read_config(raw: dict[str, Any], where: str = "config.json") -> QwenConfig:
+def read_config(raw: Json, where: str = "config.json") -> QwenConfig:
     """The configuration in the parsed file; `where` names it in messages."""
     file = read_values(ConfigFile, raw, where)
     if file.quantization_config:
@@ -71,24 +70,17 @@ def read_config(raw: dict[str, Any], where: str = "config.json") -> QwenConfig:
             f"{head_dim} is odd."
         )
     window, sliding = sliding_attention(file, where)
-    return QwenConfig(
-        vocab_size=file.vocab_size,
-        hidden_size=file.hidden_size,
-        intermediate_size=file.intermediate_size,
-        num_hidden_layers=file.num_hidden_layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        rms_norm_eps=float(file.rms_norm_eps),
-        rope_theta=rope_theta(file, where),
-        max_position_embeddings=file.max_position_embeddings,
-        tie_word_embeddings=file.tie_word_embeddings,
-        sliding_window=window,
-        sliding_layers=sliding,
-    )
+    values = asdict(file) | {
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "rope_theta": rope_theta(file, where),
+        "sliding_window": window,
+        "sliding_layers": sliding,
+    }
+    return QwenConfig(**{each.name: values[each.name] for each in fields(QwenConfig)})
 
 
-def write_config(config: QwenConfig) -> dict[str, Any]:
+def write_config(config: QwenConfig) -> Json:
     """The content of a config.json that reads back to `config`, here and in transformers."""
     raw = asdict(config)
     sliding, layers = raw.pop("sliding_layers"), config.num_hidden_layers

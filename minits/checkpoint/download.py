@@ -32,10 +32,9 @@ def resolve(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
             )
         return path
     if like_a_path:
-        near = path.parent
         raise FileNotFoundError(
-            f"no folder {name} ({near} holds {listing(near)}). Give a folder with config.json and "
-            "safetensors, or a hub id such as Qwen/Qwen2.5-0.5B."
+            f"no folder {name} ({path.parent} holds {listing(path.parent)}). Give a folder with "
+            "config.json and safetensors, or a hub id such as Qwen/Qwen2.5-0.5B."
         )
     return download(name, revision)
 

@@ -12,6 +12,11 @@ from filelock import FileLock, Timeout
 
 from minits.settings import check_settings
 
+Json = dict[str, Any]  # a JSON object
+# Whether there is something at a path. A link to a missing file counts, so that `require` gets to
+# say so.
+present = os.path.lexists
+
 
 def plain(text: object, most: int = 200) -> str:
     """Foreign text as it may stand in a message: its middle left out, control characters shown."""
@@ -30,14 +35,6 @@ def listing(folder: Path, most: int = 8) -> str:
     return (", ".join(names[:most]) + rest) or "nothing"
 
 
-def present(path: Path) -> bool:
-    """Whether there is something at `path`.
-
-    A link to a missing file counts, so that `require` gets to say so.
-    """
-    return path.exists() or path.is_symlink()
-
-
 def require(path: Path) -> Path:
     """`path` itself. Raises FileNotFoundError with what is there instead if it cannot be read."""
     if path.is_symlink() and not path.exists():
@@ -54,7 +51,7 @@ def require(path: Path) -> Path:
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Json:
     """The JSON object in `path`.
 
     Raises FileNotFoundError as `require`, ValueError if it is not a JSON object.
@@ -72,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_values(kind: type, raw: dict[str, Any], where: Path | str) -> Any:
+def read_values(kind: type, raw: Json, where: Path | str) -> Any:
     """The keys of `raw` that the dataclass `kind` has, each checked as its `setting` says.
 
     Null is as good as no key. Raises ValueError naming the file, `where`, and the key.
@@ -96,10 +93,8 @@ def write_text(path: Path, text: str) -> None:
     """Writes a file whole or not at all: under a temporary name, flushed to disk, then renamed."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_text(text, encoding="utf-8")
+        flush(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -125,17 +120,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         os.rename(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def made(folder: Path) -> Path:
-    """`folder` itself, made now. Raises ValueError if it cannot be, or is there already."""
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ValueError(
-            f"the folder {folder} cannot be made ({error.strerror}); name another one with --out."
-        ) from error
-    return folder
 
 
 @contextmanager

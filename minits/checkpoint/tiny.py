@@ -66,18 +66,18 @@ def make_tiny(
 ) -> tuple[ThinkingStates, Tokenizer]:
     """A fresh tiny model and its tokenizer; T and C start as copies, as on real weights."""
     tokenizer = tiny_tokenizer(texts)
-    words = len(tokenizer.known_ids) + spare
+    vocab_size = len(tokenizer.known_ids) + spare
     config = ThinkingConfig(
         chunk_size, inject_after, extract_after, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id
     )
-    backbone = Qwen2ForCausalLM(tiny_config(window, words))
+    backbone = Qwen2ForCausalLM(tiny_config(window, vocab_size))
     model = ThinkingStates(backbone, config, thinks=thinks)
     # A standard deviation of 0.02, usual for large models, leaves one this small on a plateau for
     # 500 steps.
     init_random(model.backbone, std=0.1, generator=torch.Generator().manual_seed(seed))
     if thinks:
         model.copy_blocks()
-    model.blocked = blocked_ids(tokenizer, words)
+    model.blocked = blocked_ids(tokenizer, vocab_size)
     return model, tokenizer
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from minits.checkpoint.files import plain, require
+from minits.checkpoint.files import Json, plain, require
 
 UNKNOWN = "<unk>"
 
@@ -122,7 +121,7 @@ class Tokenizer:
         return TextDecoder(self)
 
 
-def start_ids(raw: dict[str, Any]) -> list[int]:
+def start_ids(raw: Json) -> list[int]:
     """What a tokenizer.json's template puts before a text."""
     processor, ids = raw.get("post_processor") or {}, []
     for template in processor.get("processors", [processor]):
@@ -133,7 +132,7 @@ def start_ids(raw: dict[str, Any]) -> list[int]:
     return ids
 
 
-def check_ids(raw: dict[str, Any], vocabulary: dict[str, int]) -> None:
+def check_ids(raw: Json, vocabulary: dict[str, int]) -> None:
     """Raises ValueError where a tokenizer.json contradicts itself, which the package lets pass."""
     if len(set(vocabulary.values())) < len(vocabulary):
         raise ValueError("vocab gives one id to two tokens")

@@ -9,7 +9,7 @@ plain Qwen2.5.
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from minits.checkpoint.config_json import read_config, write_config
 from minits.checkpoint.download import checkpoint_of, resolve
 from minits.checkpoint.files import (
+    Json,
     listing,
     new_folder,
     plain,
@@ -83,7 +84,7 @@ class Checkpoint(NamedTuple):
 
     model: ThinkingStates
     tokenizer: Tokenizer
-    about: dict[str, Any]  # thinking.json; empty for a plain Qwen2.5
+    about: Json  # thinking.json; empty for a plain Qwen2.5
 
 
 def load(
@@ -167,13 +168,14 @@ def read_checkpoint(
 def check_dtype(dtype: torch.dtype) -> torch.dtype:
     """`dtype` itself; raises ValueError if weights cannot be of it."""
     if dtype not in DTYPES:
-        known = ", ".join(map(str, DTYPES))
-        raise ValueError(f"weights of type {dtype} are not supported; use one of {known}.")
+        raise ValueError(
+            f"weights of type {dtype} are not supported; use one of {', '.join(map(str, DTYPES))}."
+        )
     return dtype
 
 
 def choose(
-    folder: Path, qwen: QwenConfig, about: dict[str, Any], asked: dict[str, int]
+    folder: Path, qwen: QwenConfig, about: Json, asked: dict[str, int]
 ) -> dict[str, int]:
     """The choices of Thinking States: those of the training, else what is asked for, else usual."""
     if not about:
@@ -215,7 +217,7 @@ def config_of(folder: Path) -> QwenConfig:
     return read_config(read_json(path), str(path))
 
 
-def read_about(folder: Path) -> dict[str, Any]:
+def read_about(folder: Path) -> Json:
     """thinking.json of a folder that we saved; empty for a plain Qwen2.5.
 
     Raises if it is not whole, or lacking beside thinking.safetensors.
@@ -228,7 +230,7 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about
 
 
-def thinks_of(folder: Path, about: dict[str, Any]) -> bool:
+def thinks_of(folder: Path, about: Json) -> bool:
     """Whether the model in `folder` has T and C; a plain Qwen2.5 gets them.
 
     Raises ValueError where `thinks`, the method and the files contradict one another.
@@ -308,7 +310,7 @@ def save(
     model: ThinkingStates,
     tokenizer: Tokenizer,
     folder: Path,
-    about: dict[str, Any],  # method and origin, for thinking.json
+    about: Json,  # method and origin, for thinking.json
     dtype: torch.dtype | None = None,  # of the files; None: as the weights are
 ) -> None:
     """Writes a new model folder whole or not at all.
@@ -329,7 +331,7 @@ def write_model(
     model: ThinkingStates,
     tokenizer: Tokenizer,
     folder: Path,
-    about: dict[str, Any],
+    about: Json,
     dtype: torch.dtype | None = None,
 ) -> None:
     """Writes the files of `save` into the existing `folder`."""

@@ -10,9 +10,7 @@ from minits.checkpoint.files import listing
 from minits.cli.sources import Opened
 from minits.generation import GenerationConfig
 from minits.lab.interventions import Scripted
-from minits.methods import Method
 from minits.supervision import Example, encode_rest
-from minits.tasks import Task
 from minits.tasks.rows import question_first
 
 
@@ -33,15 +31,10 @@ class Way(NamedTuple):
 
 
 def ways_of(
-    flags: Any,
-    texts: Sequence[Prompt],
-    opened: Opened,
-    task: Task,
-    method: Method,
-    config: GenerationConfig,
+    flags: Any, texts: Sequence[Prompt], opened: Opened, config: GenerationConfig
 ) -> list[Way]:
     """The usual way first, then those of --thought and --question-first. Raises as the others."""
-    ids = encode(texts, opened, method, config, flags.file)
+    ids = encode(texts, opened, config, flags.file)
     found = [Way("", ids, config)]
     if flags.thought:
         given = edits(flags.thought, opened, config)
@@ -49,13 +42,13 @@ def ways_of(
         name = " ".join(f"--thought {each}" for each in flags.thought)
         found.append(Way(name, ids, scripted, given))
     if flags.question_first:
-        suffix = task.asked("").strip()
+        suffix = opened.task.asked("").strip()
         moved = [
             Prompt(line, question_first(Example(prompt, (), ""), suffix).prompt)
             for line, prompt in texts
         ]
         try:
-            ids = encode(moved, opened, method, config, flags.file)
+            ids = encode(moved, opened, config, flags.file)
         except ValueError as error:
             raise ValueError(f"--question-first: {error}") from error
         found.append(Way("question first", ids, config))
@@ -68,7 +61,7 @@ def edits(
     """What T is made to say by chunk, from K=TEXT. Raises ValueError naming what cannot be."""
     engine, tokenizer, *_ = opened
     limit = config.max_thought_tokens or engine.config.max_thought_tokens
-    found: dict[int, list[int]] = {}
+    found = {}
     for each in asked:
         chunk, _, text = each.partition("=")
         try:
@@ -89,18 +82,14 @@ def edits(
 
 
 def encode(
-    prompts: Sequence[Prompt],
-    opened: Opened,
-    method: Method,
-    config: GenerationConfig,
-    file: str | None,
+    prompts: Sequence[Prompt], opened: Opened, config: GenerationConfig, file: str | None
 ) -> list[list[int]]:
     """The ids of all prompts; raises ValueError naming the line of `file` that does not fit."""
     config.check(opened.engine, [])
     found = []
     for line, text in prompts:
         try:
-            found.append(method.prompt(text, opened.tokenizer))
+            found.append(opened.method.prompt(text, opened.tokenizer))
             config.check(opened.engine, found[-1:])
         except ValueError as error:
             place = f"--file {file}, line {line}: " if file else ""
@@ -135,8 +124,9 @@ def read_text(name: str) -> str:
     elif path.is_dir():
         raise ValueError(f"--file {path} is a folder (it holds {listing(path)}); name a file.")
     elif not path.exists():
-        near = path.parent
-        raise FileNotFoundError(f"--file {path}: no such file ({near} holds {listing(near)}).")
+        raise FileNotFoundError(
+            f"--file {path}: no such file ({path.parent} holds {listing(path.parent)})."
+        )
     else:
         content = path.read_bytes()
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
-from minits.cli.sources import Opened, measured_on, open_model, trained_method, trained_task
+from minits.cli.sources import Opened, measured_on, open_model
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
@@ -15,7 +15,6 @@ from minits.lab.bench_answers import WAYS, Side, bench_answers
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
-from minits.tasks import Task
 from minits.training.recipe import Machine
 from minits.training.scoring import Pairs, draw_rows, prompts_of, with_room
 
@@ -75,11 +74,12 @@ def check_flags(flags: BenchFlags) -> None:
 def check_weights(flags: BenchFlags, opened: Opened) -> None:
     """Raises ValueError for weights that the part cannot measure."""
     engine, about, part = opened.engine, opened.about, flags.part
-    words = engine.backbone.config.vocab_size
-    if part not in (*OF_RUN, "train") and words < 1000:
+    vocab_size = engine.backbone.config.vocab_size
+    if part not in (*OF_RUN, "train") and vocab_size < 1000:
         raise ValueError(
             f"bench {part} --model {flags.model}: its made-up texts need a vocabulary of 1000 ids, "
-            f"this one has {words}. Name real weights; bench drafts --run measures a small run."
+            f"this one has {vocab_size}. Name real weights; bench drafts --run measures a small "
+            "run."
         )
     if part in OF_RUN and not (about and engine.thinks):
         raise ValueError(
@@ -93,7 +93,7 @@ def run(given: Given) -> tuple[Record, int]:
     """Measures speed; one line a measurement."""
     flags = take(given, BenchFlags)
     check_flags(flags)
-    opened = engine, _, _, folder = open_model(flags)
+    opened = engine, _, _, folder, *_ = open_model(flags)
     check_weights(flags, opened)
     part, device = flags.part, str(engine.device)
     dtype = str(engine.backbone.lm_head.weight.dtype).removeprefix("torch.")
@@ -105,13 +105,12 @@ def run(given: Given) -> tuple[Record, int]:
         return measured(lines, how, device)
     if part in OF_RUN:
         how |= measured_on(opened)
-        task = trained_task(folder, opened.about)
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
-        prompts = prompts_of(questions(opened, task, 16))
+        prompts = prompts_of(questions(opened, 16))
         lines = bench_drafts(engine, prompts, flags.repeats)
     elif part == "answers":
-        lines = answers(flags, opened, task)
+        lines = answers(flags, opened)
     elif part == "cost":
         note(
             f"the passes of all sides take turns: {bench_cost.CALLS * (flags.repeats + 2)} calls "
@@ -126,10 +125,9 @@ def run(given: Given) -> tuple[Record, int]:
     return found, status
 
 
-def questions(opened: Opened, task: Task, n: int) -> Pairs:
-    """At most n rows of a task's last split, as the method of the weights encodes them."""
-    engine, tokenizer, about, folder = opened
-    method = trained_method(folder, about)
+def questions(opened: Opened, n: int) -> Pairs:
+    """At most n rows of the task's last split, as the method of the weights encodes them."""
+    engine, tokenizer, _, _, task, method = opened
     return draw_rows(task, method, task.splits[-1], tokenizer, engine.config, seed=7, n=n)
 
 
@@ -137,25 +135,24 @@ def show_cost(lines: list[Line], figure: str | None) -> None:
     """Prints the table of what was measured, and draws it where there is anything to draw."""
     table = bench_cost.table(lines)
     if table:
-        print(table, flush=True)
+        print(table)
     if figure and table:
         figures.cost(lines, Path(figure))
 
 
-def answers(flags: BenchFlags, thinking: Opened, task: Task) -> Iterable[Line]:
-    """Both runs on the same questions."""
-    sides = []
-    other = open_model(replace(flags, run=flags.against), "--against")
+def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
+    """Both runs on the same questions: those of the thinking one's task."""
+    sides, task = [], thinking.task
+    other = open_model(replace(flags, run=flags.against), "--against")._replace(task=task)
     if other.about.get("task") not in (None, task.name):  # None: a plain Qwen2.5
         raise ValueError(
             f"--against {flags.against} was trained on {other.about['task']}, --run {flags.run} on "
             f"{task.name}: they have no questions in common. Name another run of {task.name}."
         )
     for run, opened in ((flags.run, thinking), (flags.against, other)):
-        rows = questions(opened, task, flags.samples or 200)
+        rows = questions(opened, flags.samples or 200)
         config = with_room(opened.engine, rows, GenerationConfig())
-        method = trained_method(opened.folder, opened.about)
-        sides.append(Side(run, opened.engine, method, prompts_of(rows), config))
+        sides.append(Side(run, opened.engine, opened.method, prompts_of(rows), config))
     note(
         "all ways take turns at every prompt: "
         f"{len(rows) * (1 + len(WAYS)) * (flags.repeats + 2)} answers before the first line"
@@ -175,7 +172,7 @@ def measured(
     try:
         for line in lines:
             found.append(line)
-            print(json.dumps(rounded(line)), flush=True)
+            print(json.dumps(rounded(line)))
     except KeyboardInterrupt:
         note(f"interrupted: {len(found)} measurements were made, the others were not.")
         how, status = how | {"interrupted": True}, 130

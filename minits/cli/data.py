@@ -2,7 +2,7 @@
 import argparse
 import json
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,7 +18,7 @@ from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
-from minits.tasks import TASKS, Task, make_task, options_of
+from minits.tasks import TASKS, Task, make_task
 from minits.tasks.align.problems import Problem
 from minits.tasks.align.teacher import align_with_teacher
 from minits.tasks.gsm import Gsm
@@ -115,11 +115,11 @@ def run(given: Given) -> tuple[Record, int]:
     rows = [encode(each, i) for i, each in enumerate(many)]
     marks = [is_late(*pair, tokenizer, c) for pair in zip(many, rows)]
     figures = statistics(rows) | {"late_share": late_share(marks)}
-    print(f"{task.title(split)}, {in_words(figures)}", flush=True)
+    print(f"{task.title(split)}, {in_words(figures)}")
     coverage = task.coverage(split, len(many))
     if coverage:
         shares = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in coverage.items())
-        print(", ".join(shares), flush=True)
+        print(", ".join(shares))
     for line in describe_sources(task):
         note(line)
     figures["coverage"] = coverage
@@ -151,12 +151,12 @@ def knowledge(task: Task, flags: DataFlags) -> Record:
         raise ValueError(f"--ask-model: {task.name} has no two hops to ask; leave it out.")
     task = replace(task, knowledge="rows", facts=None, known=None, valid_share=0.0, ask="question")
     rows = {split: task.file(split).examples for split in task.splits if task.size(split)}
-    engine, tokenizer, _, folder = open_model(flags)
+    engine, tokenizer, _, folder, *_ = open_model(flags)
     found = {"model": str(folder), "revision": flags.revision, "data": task.sources()}
     found |= ask_model(rows, partial(replies_of, engine, tokenizer))
     write_text(Path(flags.out), json.dumps(found, indent=1) + "\n")
     for split, shares in found["shares"].items():
-        print(f"{split}: " + ", ".join(f"{k} {v:.4g}" for k, v in shares.items()), flush=True)
+        print(f"{split}: " + ", ".join(f"{k} {v:.4g}" for k, v in shares.items()))
     return found
 
 
@@ -207,7 +207,7 @@ def placed_by_teacher(task: Task, split: str, flags: DataFlags) -> tuple[Task, d
         threads=flags.teacher_threads,
     )
     ways = ", ".join(f"{number} {reason}" for reason, number in counts.most_common())
-    print(f"{flags.teacher_model}, {len(problems)} problems: {ways}", flush=True)
+    print(f"{flags.teacher_model}, {len(problems)} problems: {ways}")
     if not counts["accepted"]:
         raise ValueError(f"no reply was accepted; {flags.out}.replies.jsonl holds the reasons.")
     files = dict.fromkeys(FILES) | {split: flags.out}
@@ -230,7 +230,7 @@ def described(
         about = read_about(folder)
     if about:
         trained = trained_task(source, about, flags.task)
-        name, usual = trained.name, options_of(trained)
+        name, usual = trained.name, asdict(trained)
         of_run = trained_method(source, about)
         method = of_run if isinstance(of_run, Thinking) else method
     elif name in TASKS:

@@ -17,17 +17,15 @@ from minits.cli.sources import (
     measured_on,
     open_model,
     say_limit,
-    trained_method,
-    trained_task,
 )
 from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
 from minits.lab.interventions import STATES
 from minits.lab.provenance import Record, record
 from minits.methods import Method
 from minits.prefill import Intervention
-from minits.settings import setting
+from minits.settings import check_settings, flag, setting
 from minits.supervision import Row
-from minits.tasks import Task, check_options, make_task, options_of
+from minits.tasks import Task, check_options
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
@@ -146,7 +144,7 @@ class Pass(NamedTuple):
     title: str  # what stands before a row's name
     rows: Pairs
     lines: list[Record]
-    results: dict[int, GenerationResult]
+    results: list[GenerationResult]
 
     def card(self, i: int, opened: Opened, config: GenerationConfig) -> Card:
         """Row i on a page."""
@@ -166,10 +164,9 @@ class Pass(NamedTuple):
 
 def evaluated(flags: EvalFlags, given: Given, opened: Opened) -> tuple[Task, str]:
     """(task, split) to evaluate. Raises ValueError for options that do not fit it."""
-    trained = trained_task(opened.folder, opened.about, flags.task)
-    check_options(trained.name, given)
-    task, split = trained.evaluated(given)
-    make_task(task.name, **options_of(task))  # names a value that cannot be
+    check_options(opened.task.name, given)
+    task, split = opened.task.evaluated(given)
+    check_settings(task, flag).check()
     check_overlap(task)
     if flags.question_first and not isinstance(task, Rows):
         raise ValueError(f"--question-first: {task.name} has no questions; leave it out.")
@@ -188,9 +185,8 @@ def run(given: Given) -> tuple[Record, int]:
     check_new_file(flags.html, name="--html")
     if flags.html and flags.out and Path(flags.html).resolve() == Path(flags.out).resolve():
         raise ValueError(f"--out and --html are both {flags.out}; name two files.")
-    opened = engine, tokenizer, about, folder = open_model(flags)
+    opened = engine, tokenizer, about, folder, _, method = open_model(flags)
     task, split = evaluated(flags, given, opened)
-    method = trained_method(folder, about)
     if flags.prompt_thoughts and not method.thinks:
         raise ValueError(f"--prompt-thoughts: {method.name} does not think; leave it out.")
     config = replace(config, think_while_decoding=not flags.prompt_thoughts)
@@ -207,16 +203,15 @@ def run(given: Given) -> tuple[Record, int]:
         note(f"it was trained on {about['task']}; evaluating it on {task.name} all the same.")
 
     def evaluate(title: str, rows: Pairs, predictions: Path | None = None) -> Pass:
-        found: dict[int, GenerationResult] = {}
-        lines = predict(
+        found = predict(
             engine, tokenizer, task, method, rows, config,
-            batch_size=flags.batch_size, predictions=predictions, hook=hook, found=found,
+            batch_size=flags.batch_size, predictions=predictions, hook=hook,
         )
-        return Pass(title, rows, lines, found)
+        return Pass(title, rows, *found)
 
     passes = [evaluate("", rows, flags.out and Path(flags.out))]
     report = summarise(passes[0].lines, task)
-    print(describe(report), flush=True)
+    print(describe(report))
     figures = measured_on(opened) | report.record()
     if files := task.sources():
         figures["data_files"] = files
@@ -229,7 +224,7 @@ def run(given: Given) -> tuple[Record, int]:
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]
         passes.append(evaluate("question first: ", again))
         probe = became(*(each.lines for each in passes))
-        print(describe_probe(probe), flush=True)
+        print(describe_probe(probe))
         figures["question_first"] = probe
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")

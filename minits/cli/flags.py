@@ -34,7 +34,7 @@ Given = dict[str, Any]  # the flags that were given, by the names of their setti
 
 def note(text: str) -> None:
     """A line for the person at the terminal that is not part of the result."""
-    print(text, file=sys.stderr, flush=True)
+    print(text, file=sys.stderr)
 
 
 def check_new_file(out: str | None, grows: bool = False, name: str = "--out") -> None:

@@ -12,20 +12,11 @@ from minits.cli.asked import Prompt, Way, read_prompts, ways_of
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.page import MOST_ROWS, head, page
 from minits.cli.show import Card, InlineText, chunk_table, counters
-from minits.cli.sources import (
-    Opened,
-    describe_model,
-    open_model,
-    say_limit,
-    trained_method,
-    trained_task,
-)
+from minits.cli.sources import Opened, describe_model, open_model, say_limit
 from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
 from minits.lab.provenance import Record
-from minits.methods import Method
 from minits.settings import flag, setting
 from minits.supervision import Example
-from minits.tasks import Task
 from minits.training.recipe import Machine
 
 WORDS = "answer prompts and show every thought where it arose"
@@ -103,18 +94,17 @@ def run(given: Given) -> tuple[Record, int]:
         raise ValueError("--run and --model were both given; name one of them.")
     check_new_file(flags.html, name="--html")
     prompts, example = read_prompts(flags), None
-    opened = engine, tokenizer, about, folder = open_model(flags)
+    opened = open_model(flags)
+    about, task = opened.about, opened.task
     config = replace(config, think=decide(flags, opened, asked))
-    task = trained_task(folder, about)
     if prompts is None:
         example = task.demo()
         prompts = texts = [Prompt(None, example.prompt)]
     else:
         texts = [prompt._replace(prompt=task.asked(prompt.prompt)) for prompt in prompts]
-    method = trained_method(folder, about)
-    ways = ways_of(flags, texts, opened, task, method, config)
+    ways = ways_of(flags, texts, opened, config)
     quiet = "" if config.think else "; plain decoding, no thoughts"
-    note(f"model {flags.model or folder}: {describe_model(about)}{quiet}")
+    note(f"model {flags.model or opened.folder}: {describe_model(about)}{quiet}")
     say_limit(about, config.max_thought_tokens if config.think else None)
     if config.think and not about:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
@@ -122,7 +112,7 @@ def run(given: Given) -> tuple[Record, int]:
         note(f"put after every prompt, as in training: {task.suffix!r}")
     if example is not None:
         note("no prompt given: a built-in example")
-    cards = answer_all(opened, task, method, prompts, ways, flags, example)
+    cards = answer_all(opened, prompts, ways, flags, example)
     if flags.html:
         top = head(opened, flags, asked, "none: decoding is greedy")
         write_text(Path(flags.html), page(top, cards, len(prompts)))
@@ -131,7 +121,7 @@ def run(given: Given) -> tuple[Record, int]:
 
 def decide(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
     """Whether to think. Raises ValueError for flags that were given and do not go with that."""
-    engine, _, about, folder = opened
+    engine, _, about, folder, *_ = opened
     if flags.think == "on" and not engine.thinks:
         raise ValueError(
             f"--think on: {folder} was trained with the method {about['method']} and has no T and "
@@ -151,17 +141,15 @@ def decide(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
 
 def answer_all(
     opened: Opened,
-    task: Task,
-    method: Method,
     prompts: Sequence[Prompt],
     ways: Sequence[Way],
     flags: InferFlags,
     example: Example | None,  # that the prompt is taken from, where its right answer is known
 ) -> list[list[Card]]:
     """Answers the prompts in all ways and prints what came of them; the first ones' cards."""
-    engine, tokenizer, *_ = opened
+    engine, tokenizer, _, _, task, method = opened
     golds = method.encode(example, tokenizer, engine.config).thoughts if example else ()
-    answers = [answer_in_order(opened, method, way, flags) for way in ways]
+    answers = [answer_in_order(opened, way, flags) for way in ways]
     rows = []
     for number, prompt in enumerate(prompts):
         place = f"line {prompt.line}" if prompt.line else "prompt"
@@ -189,7 +177,7 @@ def answer_all(
                 if len(ways) > 1:
                     line["way"] = way.name
                 line |= {"seconds": found.seconds, "batch": found.batch}
-                print(json.dumps(line), flush=True)
+                print(json.dumps(line))
             else:
                 show(found, card, chunk_table(engine, card) if flags.table else None)
         if len(rows) < MOST_ROWS:
@@ -207,9 +195,7 @@ def check_given(given: Collection[int], count: int, place: str) -> None:
         )
 
 
-def answer_in_order(
-    opened: Opened, method: Method, way: Way, flags: InferFlags
-) -> Iterator[Answer]:
+def answer_in_order(opened: Opened, way: Way, flags: InferFlags) -> Iterator[Answer]:
     """Answers in the order of the prompts, each as soon as those before it are there.
 
     The prompts of a batch are alike in length, as far as a few batches allow; what is printed as
@@ -224,34 +210,30 @@ def answer_in_order(
         for first in range(0, len(rows), size):
             chosen = rows[first : first + size]
             batch = [way.ids[row] for row in chosen]
-            found |= zip(chosen, answer_batch(opened, method, batch, way.config, flags))
+            found |= zip(chosen, answer_batch(opened, batch, way.config, flags))
             while start in found:
                 yield found.pop(start)
                 start += 1
 
 
 def answer_batch(
-    opened: Opened,
-    method: Method,
-    prompts: Sequence[list[int]],
-    config: GenerationConfig,
-    flags: InferFlags,
+    opened: Opened, prompts: Sequence[list[int]], config: GenerationConfig, flags: InferFlags
 ) -> list[Answer]:
     """Answers prompts together; nothing is read on once all of them have ended."""
     engine, tokenizer, *_ = opened
     started = time.perf_counter()
+    reading = opened.method.read(engine, prompts, config)
     rows = [
         InlineText(
             tokenizer,
             ids,
             engine.config.chunk_size,
-            thinks=config.think,
+            thoughts,
             at_once=flags.stream,
             stops=flags.stop or (),
         )
-        for ids in prompts
+        for ids, thoughts in zip(prompts, reading.thoughts)
     ]
-    reading = method.read(engine, prompts, config)
     for number, event in decode(engine, reading, config):
         rows[number].take(event)
         if all(row.ended for row in rows):
@@ -275,4 +257,4 @@ def show(found: Answer, card: Card, table: str | None) -> None:
     expected = "" if card.expected is None else f"   (expected: {card.expected})"
     print(f"answer: {found.result.text.strip()}{expected}")
     together = f" for {found.batch} prompts together" if found.batch > 1 else ""
-    print(f"{counters(card, found.seconds)}{together}", flush=True)
+    print(f"{counters(card, found.seconds)}{together}")

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         figures, status = COMMANDS[name].run(given)
         if as_json and lead and figures:
-            print(json.dumps(figures), flush=True)
+            print(json.dumps(figures))
         return status
     except BrokenPipeError:
         sys.stderr.close()

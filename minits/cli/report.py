@@ -57,12 +57,13 @@ def run(given: Given) -> tuple[Record, int]:
             )
     elif flags.write is None:
         for name, table in found.items():
-            print(f"## {name}\n\n{table}\n", flush=True)
+            print(f"## {name}\n\n{table}\n")
     named = [Path(flags.write)] if flags.write else []
     for path in PAGES if flags.write == OURS else named:
         if not path.is_file():
-            near = listing(path.parent)
-            raise FileNotFoundError(f"--write {path}: no such file ({path.parent} holds {near}).")
+            raise FileNotFoundError(
+                f"--write {path}: no such file ({path.parent} holds {listing(path.parent)})."
+            )
         names = " and ".join(put_into(path, found))
         note(f"{path}: the table {names} is now that of {len(book.runs)} runs")
     return {"records": [record for record in book.runs if "preset" in record]}, 0

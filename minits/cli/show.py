@@ -63,7 +63,7 @@ def in_brackets(thought: str) -> str:
 class InlineText:
     """Prompt and answer of one row, each non-trivial thought after the last token of its chunk.
 
-    Takes the events of the row: first the thoughts of the prompt's complete chunks, then tokens and
+    Takes the events of the row: first the thoughts of the prompt once more, then tokens and
     thoughts as they come. It also knows where the answer is to end: at EOS, or where one of
     `stops` begins.
     """
@@ -73,12 +73,12 @@ class InlineText:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         chunk_size: int,
+        thoughts: Sequence[Thought],  # of the prompt's complete chunks
         *,
-        thinks: bool,
         at_once: bool = False,  # print each piece as soon as it is certain
         stops: Sequence[str] = (),  # texts that end the answer, which is cut before them
     ) -> None:
-        self.tokenizer, self.prompt, self.chunk_size = tokenizer, prompt, chunk_size
+        self.tokenizer = tokenizer
         self.decoder = tokenizer.decoder()
         self.at_once, self.stops = at_once, stops
         self.pieces: list[str] = []
@@ -86,10 +86,13 @@ class InlineText:
         self.said = ""  # their text
         self.stopped = False  # by one of `stops`
         self.ended = False
-        self.expected = len(prompt) // chunk_size if thinks else 0
+        self.known = len(thoughts)  # which are shown with the prompt
         self.thoughts: list[Thought] = []
-        if not self.expected:
-            self.show_prompt()
+        for read, token in enumerate(prompt, 1):
+            self.show(self.decoder.put(token))
+            if read % chunk_size == 0 and thoughts:
+                self.show_thought(thoughts[read // chunk_size - 1])
+        self.show(self.decoder.end() + "  ->")
 
     def take(self, event: Event) -> None:
         """The next event; none counts after the end."""
@@ -97,10 +100,8 @@ class InlineText:
             return
         if isinstance(event, Thought):
             self.thoughts.append(event)
-            if len(self.thoughts) > self.expected:
+            if len(self.thoughts) > self.known:
                 self.show_thought(event)
-            elif len(self.thoughts) == self.expected:
-                self.show_prompt()
             return
         self.ids.append(event)
         self.ended = event in self.tokenizer.eos_ids
@@ -115,14 +116,6 @@ class InlineText:
         self.said = said[: min(places, default=None)]
         # What stands before is shown already, the beginning of a longer stop perhaps.
         self.show(self.said[before:])
-
-    def show_prompt(self) -> None:
-        """The prompt, with its thoughts."""
-        for read, token in enumerate(self.prompt, 1):
-            self.show(self.decoder.put(token))
-            if read % self.chunk_size == 0 and self.thoughts:
-                self.show_thought(self.thoughts[read // self.chunk_size - 1])
-        self.show(self.decoder.end() + "  ->")
 
     def show_thought(self, thought: Thought) -> None:
         """A thought, where it is not trivial."""

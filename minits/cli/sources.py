@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minits.checkpoint.download import finished_checkpoints, resolve
-from minits.checkpoint.files import listing, plain, read_json, require
+from minits.checkpoint.files import Json, listing, plain, read_json, require
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
@@ -61,8 +61,9 @@ def run_named(name: str | None, given: str = "--run") -> Path:
         return SHIPPED
     folder = Path(name)
     if not folder.is_dir():
-        near = folder.parent
-        raise FileNotFoundError(f"{given} {name}: no such folder ({near} holds {listing(near)}).")
+        raise FileNotFoundError(
+            f"{given} {name}: no such folder ({folder.parent} holds {listing(folder.parent)})."
+        )
     return folder
 
 
@@ -71,14 +72,16 @@ class Opened(NamedTuple):
 
     engine: Engine
     tokenizer: Tokenizer
-    about: dict[str, Any]  # thinking.json
+    about: Json  # thinking.json
     folder: Path  # of the run, or of the model
+    task: Task  # as in training
+    method: Method
 
 
 def open_model(flags: Any, given: str = "--run") -> Opened:
     """The model that --model, --run, --device, --dtype and --plain of a command name.
 
-    given: what the user calls --run.
+    Its task is the one that the command names, if it does. given: what the user calls --run.
     """
     device, dtype = resolve_device(flags.device, flags.dtype)
     source = getattr(flags, "model", None) or run_named(flags.run, given)
@@ -90,10 +93,12 @@ def open_model(flags: Any, given: str = "--run") -> Opened:
         limit = read_run(folder)[0].max_thought_tokens
         model.config = replace(model.config, max_thought_tokens=limit)
         about["max_thought_tokens"] = limit
-    return Opened(model if flags.plain else accelerate(model), tokenizer, about, folder)
+    engine = model if flags.plain else accelerate(model)
+    task = trained_task(folder, about, getattr(flags, "task", None))
+    return Opened(engine, tokenizer, about, folder, task, trained_method(folder, about))
 
 
-def measured_on(opened: Opened) -> dict[str, Any]:
+def measured_on(opened: Opened) -> Json:
     """What a record says of the weights that it measured."""
     width, path = opened.engine.backbone.config.hidden_size, opened.folder / "run.json"
     found = {"run": str(opened.folder), "hidden_size": width}
@@ -102,7 +107,7 @@ def measured_on(opened: Opened) -> dict[str, Any]:
     return found
 
 
-def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -> Task:
+def trained_task(folder: Path, about: Json, name: str | None = None) -> Task:
     """The task called `name`, with the options that the run in `folder` was trained with.
 
     name: None for the task of the weights, as far as `about` names it; else Parity.
@@ -122,7 +127,7 @@ def trained_task(folder: Path, about: dict[str, Any], name: str | None = None) -
         raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
 
 
-def trained_method(folder: Path, about: dict[str, Any]) -> Method:
+def trained_method(folder: Path, about: Json) -> Method:
     """How the weights in `folder` answer; a plain Qwen2.5 does not think, as in `infer`.
 
     Its T and C are untrained copies of layers.
@@ -134,14 +139,14 @@ def trained_method(folder: Path, about: dict[str, Any]) -> Method:
     return make_method(name, **{option: about[option] for option in kept if option in about})
 
 
-def say_limit(about: dict[str, Any], limit: int | None) -> None:
+def say_limit(about: Json, limit: int | None) -> None:
     """Says so where thoughts may grow longer, or are cut sooner, than in training."""
     trained = about.get("max_thought_tokens")
     if limit and trained and limit != trained:
         note(f"--max-thought-tokens {limit}: trained with {trained}, which is the default.")
 
 
-def describe_model(about: dict[str, Any]) -> str:
+def describe_model(about: Json) -> str:
     """One line on where a checkpoint comes from."""
     if not about:
         return "a plain Qwen2.5 without trained T and C"

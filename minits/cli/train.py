@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from shlex import quote
 
@@ -16,7 +16,7 @@ from minits.lab.presets import check_contents, check_flags, find
 from minits.lab.provenance import Record, record
 from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
-from minits.tasks import TASKS, Task, check_options, make_task, options_of
+from minits.tasks import TASKS, Task, check_options, make_task
 from minits.training import distributed, run_folder
 from minits.training.recipe import TrainSettings, complete, resolve, resolve_device
 from minits.training.session import run_training
@@ -84,8 +84,7 @@ def run(given: Given) -> tuple[Record, int]:
     ) or "not evaluated (no evaluation set was named)"
     print(
         f"{settings.method} on {settings.task}: {accuracies}; {figures['steps']} steps in "
-        f"{figures['train_seconds']:.0f} s on {line['machine']}{look}",
-        flush=True,
+        f"{figures['train_seconds']:.0f} s on {line['machine']}{look}"
     )
     return line, 0
 
@@ -93,7 +92,7 @@ def run(given: Given) -> tuple[Record, int]:
 def tell(text: str) -> None:
     """A line of results. Once that fails nobody reads them: Python shall not try at its end."""
     try:
-        print(text, flush=True)
+        print(text)
     except OSError:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -170,7 +169,7 @@ def resumed(folder: Path, given: Given) -> tuple[TrainSettings, Task, Method]:
     """
     settings, task, method = run_folder.read_run(folder)
     stored = run_folder.flat(settings, task, method)
-    mine = {name: value for name, value in given.items() if name in options_of(task)}
+    mine = {name: value for name, value in given.items() if name in asdict(task)}
     given |= {name: getattr(replace(task, **mine), name) for name in mine}  # paths made absolute
     contrary = [
         f"{flag(name)} {value} (run: {stored.get(name)})"

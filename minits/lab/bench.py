@@ -29,7 +29,7 @@ def rounds(functions: Sequence[Callable[[], object]], repeats: int) -> list[list
 
     The functions take turns: a slow moment hits all of them.
     """
-    times: list[list[float]] = [[] for _ in functions]
+    times = [[] for _ in functions]
     for _ in range(repeats + 2):  # the second call, too, is warm-up
         for function, mine in zip(functions, times):
             synchronise()
@@ -106,7 +106,7 @@ def weights_bytes(engine: Engine) -> int:
     """Bytes of weights that a plain decoding step reads: layers, norm and unembedding."""
     model, head = engine.backbone.model, engine.backbone.lm_head
     parts = [*model.layers.parameters(), model.norm.weight, head.weight]
-    return sum(part.numel() * part.element_size() for part in parts)
+    return sum(part.nbytes for part in parts)
 
 
 def prompt_of(tokens: int) -> list[int]:
@@ -177,10 +177,6 @@ def bench_prefill(
         for length in (1, 8) if count else (1,):
             hook = LaidDown(engine, laid_down, length)
             config = GenerationConfig(max_new_tokens=1, max_thought_tokens=32, hook=hook)
-            reading = prefill(engine, [ids], config)
-            entered = sum(not thought.trivial for thought in reading.thoughts[0][:-1])
-            if entered != count:
-                raise RuntimeError(f"{entered} thoughts entered where {count} were laid down")
             ways = [replace(config, prefill="sequential"), config]
             sides = [lambda way=way: prefill(engine, [ids], way) for way in ways]
             sequential, trivial = rounds(sides, repeats)
@@ -198,8 +194,9 @@ def bench_prefill(
 
 def ways_of_reading(*aheads: int | None) -> list[Line]:
     """Sequential, then speculative with each draft under each lookahead."""
-    speculative = [{"draft": draft, "lookahead": n} for n in aheads for draft in DRAFTS]
-    return [{"prefill": "sequential"}, *speculative]
+    speculative = [("speculative", draft, n) for n in aheads for draft in DRAFTS]
+    ways = [("sequential", "trivial", None), *speculative]
+    return [dict(zip(("prefill", "draft", "lookahead"), way)) for way in ways]
 
 
 def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iterator[Line]:
@@ -219,13 +216,11 @@ def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iter
         sides = [way] if way is sequential else [way, sequential]
         times = rounds([lambda side=side: read(side) for side in sides], repeats)
         taken, beside = times[0], times[-1]
-        config, compared = GenerationConfig(**way), ratio(taken, beside)
+        compared = ratio(taken, beside)
         yield {
             "what": "prefill by a trained model",
             "prompts": len(prompts),
-            "prefill": config.prefill,
-            "draft": config.draft,
-            "lookahead": config.lookahead,
+            **way,
             "rounds": mean(read(way)),
             "time": summary(taken),
             "sequential": summary(beside),

@@ -253,24 +253,25 @@ def optimizer_steps(
     plain = ThinkingStates(model.backbone, model.config, thinks=False)
     sizes = BucketedSizes if settings.device.startswith("cuda") else ExactSizes
     updates, calls, lines = [], [], []
-    for name, layouts, rows in (("cot", ("rows", "pack"), cot), ("coconut", ("rows",), latent)):
+    for name, layout, rows in (
+        ("cot", "rows", cot),
+        ("cot", "pack", cot),
+        ("coconut", "rows", latent),
+    ):
         method = make_method(name)
+        batch = method.collate(rows, plain.config, layout=layout, row_tokens=256, sizes=sizes())
         update = OptimizerStep(plain, method, settings)
-        updates.append(update)
         if not graphs:
             update.graphs = None
-        for layout in layouts:
-            batch = method.collate(
-                rows, plain.config, layout=layout, row_tokens=256, sizes=sizes()
-            )
-            calls.append(partial(update, [batch], 0.0))
-            lines.append({
-                "what": f"optimizer step, {name}",
-                "layout": layout,
-                "samples": samples,
-                "tokens": sum(len(row.ids) - 1 for row in rows),
-                "path": "graphs" if graphs else "eager",
-            })
+        updates.append(update)
+        calls.append(partial(update, [batch], 0.0))
+        lines.append({
+            "what": f"optimizer step, {name}",
+            "layout": layout,
+            "samples": samples,
+            "tokens": sum(len(row.ids) - 1 for row in rows),
+            "path": "graphs" if graphs else "eager",
+        })
     times = rounds(calls, repeats)
     for line, mine in zip(lines, times):
         yield line | summary(mine)

@@ -13,13 +13,14 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from minits.checkpoint.download import checkpoint_of, resolve
-from minits.checkpoint.files import plain, read_json
+from minits.checkpoint.files import Json, plain, read_json
 from minits.lab import paper
 from minits.methods import METHODS
 from minits.settings import flag
 from minits.tasks import TASKS, Task
+from minits.tasks.two_hop import REGIMES
 
-Settings = dict[str, Any]  # by name: of a run, or what is known of weights and files
+Settings = Json  # by name: of a run, or what is known of weights and files
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
 # An addition to the paper's training, on top of the recipe.
 LONG_ROWS = {"layout": "long_rows", "row_tokens": 640}
@@ -98,13 +99,12 @@ TWO_HOP = {
     "eval_samples": 817,
     "keep_best": True,
 }
-REGIMES = {"full": "facts", "parametric": "known"}  # and the file that holds what is known
 # A chain of thought is removed at a constant rate. Nothing of these three is measured yet.
 REMOVAL = {"method": "icot", "decay": 0.0}
 LATENT = {"latents": 6, "batch_size": 128, "layout": "rows", "decay": 0.0, "lr": 1e-5}
 
 
-class Line(NamedTuple):
+class TableLine(NamedTuple):
     """A line of the paper's Table 2: a method, and what it takes beside the recipe of the task."""
 
     title: str
@@ -119,34 +119,34 @@ def lasting(steps: int, evaluations: int = 2, **more: Any) -> Settings:
 
 
 LINES = {
-    "cot": Line("CoT", {"method": "cot"}, lasting(2000), lasting(1200, 4)),
-    "no-cot": Line("No-CoT", {"method": "no-cot"}, lasting(3500), lasting(1200, 4)),
-    "thinking": Line(
+    "cot": TableLine("CoT", {"method": "cot"}, lasting(2000), lasting(1200, 4)),
+    "no-cot": TableLine("No-CoT", {"method": "no-cot"}, lasting(3500), lasting(1200, 4)),
+    "thinking": TableLine(
         "Thinking States",
         {"method": "thinking"},
         lasting(12_000, 4, one_per_chunk=True),
         lasting(1200, 4),
     ),
-    "icot": Line(
+    "icot": TableLine(
         "iCoT, token by token",
         REMOVAL | {"removal": "tokens"},
         lasting(11_400, 6, stage_samples=8_000),
         # The longest chain has 19 tokens; one goes every eighth of an epoch, facts counted in.
         lasting(1200, 4, remove_all_at=20, stage_samples=1_400),
     ),
-    "icot-steps": Line(
+    "icot-steps": TableLine(
         "iCoT, step by step",
         REMOVAL | {"removal": "steps"},
         lasting(4000, stage_samples=21_000),
         lasting(1200, stage_samples=8_000),
     ),
-    "coconut": Line(
+    "coconut": TableLine(
         f"Coconut, {LATENT['latents']} latents",
         LATENT | {"method": "coconut"},
         lasting(2000, stage_samples=36_000),
         lasting(750, stage_samples=11_000),
     ),
-    "pause": Line(
+    "pause": TableLine(
         "Pause tokens",
         LATENT | {"method": "pause"},
         lasting(2000, stage_samples=36_000),

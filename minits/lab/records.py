@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from minits.checkpoint.files import require
+from minits.checkpoint.files import Json, require
 from minits.lab.paired import difference
 from minits.lab.presets import PRESETS, WIDTHS, Preset
 from minits.lab.provenance import Record
@@ -77,7 +77,7 @@ def belongs(record: Record, name: str, preset: Preset) -> bool:
     return ours == theirs
 
 
-def label(method: str, options: dict[str, Any]) -> Label:
+def label(method: str, options: Json) -> Label:
     """What sets the answers of one method apart from those of another."""
     return method, options.get("latents"), options.get("removal")
 
@@ -162,13 +162,11 @@ class Cell:
 
 def beside_one_run(benches: Sequence[Record]) -> Iterator[dict[Label, float]]:
     """For each thinking run, times by what answered beside it, in times of its own."""
-    runs: list[Record] = []
+    runs: dict[str, list[dict[Label, float]]] = {}
     for bench in benches:
-        if bench["settings"] not in runs:
-            runs.append(bench["settings"])
-    for settings in runs:
-        taken = [times(bench) for bench in benches if bench["settings"] == settings]
-        labels = dict.fromkeys(label for each in taken for label in each)
+        runs.setdefault(json.dumps(bench["settings"]), []).append(times(bench))
+    for taken in runs.values():
+        labels = {label for each in taken for label in each}
         yield {
             label: fmean(each[label] / each[THINKING] for each in taken if label in each)
             for label in labels

@@ -185,7 +185,7 @@ def runs_of(task: str, book: Book, figures: Columns) -> str:
     cells = [cell for name in beginnings for cell in book.cells(name) if cell.runs]
     placed = [run for cell in cells for run in cell.runs]
     for run in book.runs:
-        settings, name = run.get("settings", {}), preset_of(run)
+        settings, name = run["settings"], preset_of(run)
         of_task = settings.get("task") == task and "test" in run
         # A run of any other preset has a table of its own.
         elsewhere = name in PRESETS and not name.startswith(tuple(beginnings))

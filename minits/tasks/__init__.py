@@ -45,8 +45,3 @@ def check_options(
     for option in options:
         if option not in known:
             raise ValueError(f"{spell(option)}: the task {name} has no such option; leave it out.")
-
-
-def options_of(task: Task) -> dict[str, Any]:
-    """The task's options by name."""
-    return {field.name: getattr(task, field.name) for field in fields(task)}

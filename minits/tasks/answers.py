@@ -6,7 +6,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from typing import Any
+
+from minits.checkpoint.files import Json
 
 # A number: a sign, unless it joins two things ("3-5"), perhaps with a currency beside it; digits,
 # perhaps with commas between thousands; decimals; perhaps a denominator. What stands around it
@@ -87,13 +88,13 @@ def number_in(text: str) -> Fraction | None:
     return -size if last["sign"] or last["minus"] else size
 
 
-def score_text(text: str, gold: str, opening: str) -> dict[str, Any]:
+def score_text(text: str, gold: str, opening: str) -> Json:
     """Right is the same text, up to blanks and the Unicode form of accents."""
     answer, right = (extract_answer(each, opening, gold) for each in (text, gold))
     return {"answer": answer, "right": normalised(answer) == normalised(right)}
 
 
-def score_number(text: str, gold: str, opening: str) -> dict[str, Any]:
+def score_number(text: str, gold: str, opening: str) -> Json:
     """Right is the same last number behind the opening; `strict`: the same text.
 
     An answer without the opening or a number is `unparsable`, and wrong.
@@ -105,7 +106,7 @@ def score_number(text: str, gold: str, opening: str) -> dict[str, Any]:
     return {"answer": answer, "right": right, "strict": strict, "unparsable": said is None}
 
 
-def score_name(text: str, gold: str, opening: str) -> dict[str, Any]:
+def score_name(text: str, gold: str, opening: str) -> Json:
     """Right is the same name behind the opening, see `name_of`; `strict`: the same text."""
     found = score_text(text, gold, opening)
     said, due = (behind(opening, normalised(each)) for each in (found["answer"], gold))
@@ -125,7 +126,7 @@ def number_behind(opening: str, answer: str) -> Fraction | None:
     return None if said is None else number_in(said)
 
 
-SCORINGS: dict[str, Callable[[str, str, str], dict[str, Any]]] = {
+SCORINGS: dict[str, Callable[[str, str, str], Json]] = {
     "text": score_text,
     "number": score_number,
     "name": score_name,

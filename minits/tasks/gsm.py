@@ -9,14 +9,13 @@ Lines of GSM8K, of iCoT's text form and of plain JSON may be mixed. A step is wh
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from statistics import fmean
 from typing import Any, ClassVar
 
 from minits.settings import setting
 from minits.supervision import OVERFLOW_SEPARATOR, Example
-from minits.tasks.align.problems import Problem, parse_problem, result
+from minits.tasks.align.problems import Problem, parse_problem, value
 from minits.tasks.align.resample import Template, template
 from minits.tasks.align.rules import ALIGNERS, traced
 from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
@@ -66,7 +65,7 @@ class Gsm(Rows):
         return {}
 
     def part(self, split: str) -> RowsFile:
-        rows, about = self.read(split)
+        rows, about = super().part(split)
         if split != "train" or self.align == "given":
             return RowsFile(rows, about)
         whole = [problem for problem in rows if problem.complete]
@@ -148,7 +147,7 @@ class Gsm(Rows):
         steps = said.replace(OVERFLOW_SEPARATOR, " ").split()
         if not gold or (thoughts is None and not steps):  # No-CoT says none
             return dict.fromkeys(STEP_SCORES)
-        first, last = (steps or [""])[0], value((steps or [""])[-1])
+        first, last = (steps[0], value(steps[-1])) if steps else ("", None)
         last_right = last is not None and last == value(gold[-1])
         found = (
             first.partition("=")[0] == gold[0].partition("=")[0],
@@ -165,11 +164,3 @@ STEP_SCORES = (
     "first_left_side", "first_result", "last_result", "chain", "answer_is_last_result",
     "right_if_last_is",
 )
-
-
-def value(step: str) -> Fraction | None:
-    """The result of a step that was said; None if it has none."""
-    try:
-        return result(step)
-    except ValueError:
-        return None

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from minits.checkpoint.files import Json
 from minits.supervision import Example, Step
 from minits.tasks.rows import check_texts, members, parse_json
 
@@ -60,7 +61,7 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
     if isinstance(row, dict):
         row = of_table(row) if "e1.value" in row else row
         row = {"bridge_aliases": [], "aliases": []} | row
-    found = members(known_keys(row, ROW), ROW, "the row")
+    found = members(row, ROW, "the row", others=True)
     question, subject, *relations, bridge, answer, steps, bridge_aliases, aliases = found
     if len(steps) != 2:
         raise ValueError(f"it has {len(steps)} steps; a two-hop question has one for each hop")
@@ -88,19 +89,14 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
 
 def parse_fact(line: str) -> Example:
     """A fact as a row of its own. Raises ValueError saying what is wrong with it."""
-    subject, answer, template = members(known_keys(parse_json(line), FACT), FACT, "the fact")
+    subject, answer, template = members(parse_json(line), FACT, "the fact", others=True)
     check_texts((subject, answer, template))
     if "{}" not in template:
         raise ValueError(f"the template {template!r} has no {{}} for its subject")
     return Example(template.replace("{}", subject), (), answer, size=1)
 
 
-def known_keys(row: Any, kinds: dict[str, type]) -> Any:
-    """A JSON object without the keys that say nothing here; anything else as it is."""
-    return {key: row[key] for key in row if key in kinds} if isinstance(row, dict) else row
-
-
-def of_table(cells: dict[str, Any]) -> dict[str, Any]:
+def of_table(cells: Json) -> Json:
     """The row that stands in the columns of TwoHopFact or SOCRATES. Raises ValueError.
 
     The words behind the bridge's name in the prompt of the second hop end the question as well;
@@ -108,7 +104,7 @@ def of_table(cells: dict[str, Any]) -> dict[str, Any]:
     """
     if missing := [name for name in (*COLUMNS, *HOPS, *ALIASES) if not cells.get(name)]:
         raise ValueError(f"nothing stands in the columns {', '.join(missing)}")
-    row: dict[str, Any] = {key: cells[column] for column, key in COLUMNS.items()}
+    row: Json = {key: cells[column] for column, key in COLUMNS.items()}
     row["steps"] = [f"{cells[prompt]} {row[name]}." for prompt, name in HOPS.items()]
     for column, key in ALIASES.items():
         try:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from tqdm import tqdm
 
+from minits.checkpoint.files import Json
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import generate
 from minits.tasks.answers import names_one_of
@@ -28,7 +28,7 @@ NEW_TOKENS, BATCH = 16, 128
 def ask_model(
     splits: Mapping[str, Sequence[TwoHopExample]],
     reply: Callable[[Sequence[str]], dict[str, str]],  # to each prompt
-) -> dict[str, Any]:
+) -> Json:
     """The questions that are `kept`, and of each split the share that passes each filter."""
     rows = [row for split in splits.values() for row in split]
     asked = {row.question: list(probes(row)) for row in rows}
@@ -67,7 +67,7 @@ def replies_of(engine: Engine, tokenizer: Tokenizer, prompts: Sequence[str]) -> 
     return {text: said.partition("\n")[0] for text, said in found.items()}
 
 
-def read_known(path: Path) -> dict[str, Any]:
+def read_known(path: Path) -> Json:
     """What a file of `ask_model` holds, with its SHA-256, and those of the `files` it was asked of.
 
     Raises FileNotFoundError with what is there instead, or ValueError for another file.

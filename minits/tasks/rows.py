@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from minits.checkpoint.download import dataset_file
-from minits.checkpoint.files import listing
+from minits.checkpoint.files import Json, listing
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
 from minits.tasks.answers import COMPARED, SCORINGS, number_behind
 from minits.tasks.task import USUAL, Task
 
 FILES = ("train", "valid", "test")
-LINE_ENDS = re.compile(rb"\r\n|\r|\n")  # and nothing else: U+2028 may stand in a text
 ROW = {"question": str, "steps": list, "answer": str}
 STEP = {"at": int, "text": str}
 WORDS = {str: "a text", list: "a list", int: "a whole number"}
@@ -35,7 +34,7 @@ class RowsFile(NamedTuple):
     """What a file of rows holds."""
 
     examples: list[Any]
-    about: dict[str, Any]  # for records: file, rows, skipped, sha256
+    about: Json  # for records: file, rows, skipped, sha256
 
 
 @dataclass(frozen=True)
@@ -88,33 +87,22 @@ class Rows(Task):
 
     @cached_property
     def files(self) -> dict[str, RowsFile]:
-        """The files that were read so far, by split."""
-        return {}
-
-    @cached_property
-    def parts(self) -> dict[str, RowsFile]:
         """The splits that were made so far."""
         return {}
 
     def file(self, split: str) -> RowsFile:
         """The rows of a split, made once. Raises as `part`."""
-        if split not in self.parts:
-            self.parts[split] = self.part(split)
-        return self.parts[split]
+        if split not in self.files:
+            self.files[split] = self.part(split)
+        return self.files[split]
 
     def part(self, split: str) -> RowsFile:
-        """What the task makes a split of. Raises as `read`."""
-        return self.read(split)
-
-    def read(self, split: str) -> RowsFile:
-        """What a split's flag names, read once. Raises ValueError, naming the line, or OSError."""
-        if split not in self.files:
-            names = getattr(self, split)
-            if not names:
-                raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
-            read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
-            self.files[split] = read[0] if len(read) == 1 else together(names, read)
-        return self.files[split]
+        """The rows of a split, read now. Raises ValueError, naming the line, or OSError."""
+        names = getattr(self, split)
+        if not names:
+            raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
+        read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
+        return read[0] if len(read) == 1 else together(names, read)
 
     def row(self, line: str) -> Any:
         """The example in a line, or what `example` makes one of.
@@ -150,7 +138,7 @@ class Rows(Task):
     def example(self, split: str, index: int, seed: int | str) -> Example:
         return self.file(split).examples[index]
 
-    def sources(self) -> dict[str, dict[str, Any]]:
+    def sources(self) -> dict[str, Json]:
         return {split: self.file(split).about for split in filter(self.has, FILES)}
 
     def texts(self) -> Iterator[str]:
@@ -160,7 +148,7 @@ class Rows(Task):
             yield from (" " + step.text for step in example.steps)
             yield " " + example.answer
 
-    def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
+    def evaluated(self, given: Json) -> tuple[Task, str]:
         """The file among the flags, else the last one of the run.
 
         Beside it only that of the training matters, where it still is: the two must not overlap.
@@ -239,7 +227,8 @@ def question_first(example: Example, suffix: str) -> Example:
 def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> RowsFile:
     """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
     content, examples, bad = content_of(split, name), [], []
-    for number, line in enumerate(LINE_ENDS.split(content), 1):
+    # Lines of bytes: of a text, U+2028 would end one, too.
+    for number, line in enumerate(content.splitlines(), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             if text.strip():
@@ -310,9 +299,15 @@ def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def members(value: Any, kinds: dict[str, type], what: str) -> list[Any]:
-    """The values of a JSON object that has these keys. Raises ValueError for any other thing."""
-    if not isinstance(value, dict) or set(value) != set(kinds):
+def members(
+    value: Any, kinds: dict[str, type], what: str, others: bool = False
+) -> list[Any]:
+    """The values of a JSON object that has these keys, `others` only where they may be there.
+
+    Raises ValueError for any other thing.
+    """
+    complete = isinstance(value, dict) and kinds.keys() <= value.keys()
+    if not complete or (len(value) > len(kinds) and not others):
         found = ", ".join(value) or "none" if isinstance(value, dict) else json.dumps(value)
         raise ValueError(
             f"{what} holds {found:.200}; it must be an object that holds {', '.join(kinds)}"
@@ -324,7 +319,7 @@ def members(value: Any, kinds: dict[str, type], what: str) -> list[Any]:
     return [value[key] for key in kinds]
 
 
-def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def once(pairs: list[tuple[str, Any]]) -> Json:
     """A JSON object. Raises ValueError if a key is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):

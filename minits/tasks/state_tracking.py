@@ -3,8 +3,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from minits.checkpoint.files import Json
 from minits.settings import setting
 from minits.supervision import Example
 from minits.tasks.task import Task
@@ -53,7 +54,7 @@ class StateTracking(Task):
         return f"{words} ({least} … {most} operations)"
 
     @classmethod
-    def trained_on(cls, about: dict[str, Any]) -> str:
+    def trained_on(cls, about: Json) -> str:
         return f" up to {about.get('max_ops')} operations"
 
     def example(self, split: str, index: int, seed: int) -> Example:
@@ -70,7 +71,7 @@ class StateTracking(Task):
         size = rng.randint(*operations)
         return replace(self.draw(rng, size), size=size)
 
-    def evaluated(self, given: dict[str, Any]) -> tuple[StateTracking, str]:
+    def evaluated(self, given: Json) -> tuple[StateTracking, str]:
         most = given.get("max_ops", given.get("eval_max_ops", self.eval_max_ops))
         least = self.max_ops if most > self.max_ops else min(self.min_ops, most)
         lengths = {"min_ops": least, "max_ops": most}

@@ -5,14 +5,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from textwrap import shorten
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
+from minits.checkpoint.files import Json
 from minits.supervision import Example
 from minits.tasks.answers import SCORINGS, normalised
 
 
 # Settings that serve Parity, and small tasks of its kind.
-USUAL: dict[tuple[str, str], dict[str, Any]] = {
+USUAL: dict[tuple[str, str], Json] = {
     ("*", "tiny"): {
         "chunk_size": 8, "layout": "rows", "steps": 400, "batch_size": 32, "lr": 3e-3,
         "warmup": 20, "decay": 1.0,
@@ -37,12 +38,12 @@ class Task(Protocol):
     scoring: ClassVar[str] = "text"  # how answers are compared: a name in answers.py's SCORINGS
     # Good settings (fields of TrainSettings) by (method, kind of model). Method "*": any other;
     # kind: "tiny" for the model made on the spot, "real" for pretrained weights.
-    recipes: ClassVar[dict[tuple[str, str], dict[str, Any]]] = USUAL
+    recipes: ClassVar[dict[tuple[str, str], Json]] = USUAL
 
     paths: ClassVar[tuple[str, ...]] = ()  # options that name files
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
     # Options that `data` describes the supervision with, unless its flags say otherwise.
-    data_options: ClassVar[dict[str, Any]] = {}
+    data_options: ClassVar[Json] = {}
 
     @property
     def data_key(self) -> str:
@@ -65,7 +66,7 @@ class Task(Protocol):
         return None
 
     @classmethod
-    def trained_on(cls, about: dict[str, Any]) -> str:
+    def trained_on(cls, about: Json) -> str:
         """What a checkpoint's thinking.json says of the options that are `kept`, in words."""
         return ""
 
@@ -93,7 +94,7 @@ class Task(Protocol):
         """The prompt that asks a question of a user's, as training asked its own."""
         return question
 
-    def score(self, text: str, example: Example) -> dict[str, Any]:
+    def score(self, text: str, example: Example) -> Json:
         """`answer`: what was taken out of the generated text; `right`; and what else counts."""
         return SCORINGS[self.scoring](text, example.answer, self.opening)
 
@@ -111,7 +112,7 @@ class Task(Protocol):
         """All texts of the training split, for a tokenizer of its own; None: that which ships."""
         return None
 
-    def sources(self) -> dict[str, dict[str, Any]]:
+    def sources(self) -> dict[str, Json]:
         """The files that examples were read from, by split. A resumed run must find the same."""
         return {}
 
@@ -119,7 +120,7 @@ class Task(Protocol):
         """Shares that `data` tells of a split's first n examples, beside those of any task."""
         return {}
 
-    def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
+    def evaluated(self, given: Json) -> tuple[Task, str]:
         """(task, split) that `eval` looks at, given the options among its flags."""
         return replace(self, **given), self.splits[-1]
 
@@ -140,12 +141,12 @@ def describe_sources(task: Task) -> list[str]:
 
 def check_overlap(task: Task) -> None:
     """Raises ValueError if two finite splits share a prompt, naming both places."""
-    finite = [split for split in task.splits if task.size(split)]
-    places: dict[str, dict[str, int]] = {split: {} for split in finite}
-    for split in finite:
-        for index in range(task.size(split)):
-            places[split].setdefault(normalised(task.prompt(split, index)), index)
-    for one, other in combinations(finite, 2):
+    places = {
+        split: {normalised(task.prompt(split, i)): i for i in range(task.size(split))}
+        for split in task.splits
+        if task.size(split)
+    }
+    for one, other in combinations(places, 2):
         both = [prompt for prompt in places[one] if prompt in places[other]]
         if both:
             here, there = (place_of(task, split, places[split][both[0]]) for split in (one, other))

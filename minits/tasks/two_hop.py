@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar
 
+from minits.checkpoint.files import Json
 from minits.settings import flag, setting
 from minits.supervision import Example, Step
 from minits.tasks.answers import (
@@ -107,7 +108,7 @@ class TwoHop(Rows):
     def part(self, split: str) -> RowsFile:
         """As that of the task rows; raises ValueError, too, where no row is left."""
         cut = split != "test" and not self.valid and self.valid_share > 0
-        rows, about = self.read("train" if cut else split)
+        rows, about = super().part("train" if cut else split)
         if self.known:
             rows = self.kept_rows(rows, about)
         used = len(rows)
@@ -148,11 +149,11 @@ class TwoHop(Rows):
         return replace(row, taught=self.fact_thoughts != "untaught")
 
     @cached_property
-    def known_rows(self) -> dict[str, Any]:
+    def known_rows(self) -> Json:
         """What --known holds."""
         return read_known(Path(self.known))
 
-    def kept_rows(self, rows: list[TwoHopExample], about: dict[str, Any]) -> list[TwoHopExample]:
+    def kept_rows(self, rows: list[TwoHopExample], about: Json) -> list[TwoHopExample]:
         """The rows whose facts are known. Raises ValueError if the model was not asked them."""
         if about["sha256"] not in self.known_rows["files"]:
             raise ValueError(
@@ -187,7 +188,7 @@ class TwoHop(Rows):
     def cluster(self, example: Example) -> str | None:
         return example.subject
 
-    def sources(self) -> dict[str, dict[str, Any]]:
+    def sources(self) -> dict[str, Json]:
         found = super().sources()
         if self.facts and self.train:
             found["facts"] = self.fact_rows.about | {"repeats": self.fact_repeats}
@@ -197,7 +198,7 @@ class TwoHop(Rows):
             found["known"] = about | {name: known[name] for name in ("model", "sha256")}
         return found
 
-    def evaluated(self, given: dict[str, Any]) -> tuple[Task, str]:
+    def evaluated(self, given: Json) -> tuple[Task, str]:
         """As `Rows.evaluated`. Facts are nothing to evaluate on: the training rows are for that."""
         task, split = super().evaluated(given)
         regime = "parametric" if task.known else "rows"
@@ -205,7 +206,7 @@ class TwoHop(Rows):
 
     # -- scores ------------------------------------------------------------------------------------
 
-    def score(self, text: str, example: Example) -> dict[str, Any]:
+    def score(self, text: str, example: Example) -> Json:
         """As a task does, with any name of the answer for it."""
         opening = self.opening if behind(self.opening, example.answer) is not None else ""
         golds = [example.answer]
@@ -217,7 +218,7 @@ class TwoHop(Rows):
     def seen(self) -> dict[str, Counter[str]]:
         """Of the training rows, how often each answer follows a second fact, or two relations."""
         rows = self.file("train").examples if self.train else ()
-        found: dict[str, Counter[str]] = {}
+        found = {}
         for row in rows:
             if isinstance(row, TwoHopExample):
                 first, second = row.hops
@@ -258,5 +259,5 @@ class TwoHop(Rows):
 def hop_alone(row: TwoHopExample, number: int) -> TwoHopExample:
     """One hop of a row as a question, without steps; as a fact is trained on."""
     hop = row.hops[number]
-    plain = {"steps": (), "values": (), "size": 1, "hops": (hop,)}
-    return replace(row, prompt=hop.prompt, answer=hop.names[0], **plain)
+    words = {"prompt": hop.prompt, "answer": hop.names[0]}
+    return replace(row, **words, steps=(), values=(), size=1, hops=(hop,))

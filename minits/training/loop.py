@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from minits.checkpoint.download import finished_checkpoints
+from minits.checkpoint.files import Json
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import load_checkpoint
 from minits.fast.accelerate import accelerate
@@ -129,7 +130,7 @@ class Training:
         return self.write(state, {}, kind="checkpoints", keep=settings.keep)
 
     def write(
-        self, state: dict[str, Any] | None, about: dict[str, Any], *, kind: str, keep: int
+        self, state: dict[str, Any] | None, about: Json, *, kind: str, keep: int
     ) -> Path:
         """`save_checkpoint`; about: what else thinking.json is to say."""
         origin = run_folder.origin(self.settings, self.task, self.method)
@@ -177,7 +178,7 @@ class Training:
 class TakenStep(NamedTuple):
     """An optimizer step that was started: what is known of it, and where its figures will be."""
 
-    metrics: dict[str, Any]  # its number, learning rate and tokens of all processes
+    metrics: Json  # its number, learning rate and tokens of all processes
     names: str  # this process's first and last sample
     figures: Tensor  # [3] answer loss, thought loss, gradient norm; perhaps still being computed
 
@@ -192,7 +193,7 @@ def take_step(training: Training, rows: list[Row], parts: list[FlatBatch]) -> Ta
     return TakenStep(metrics, f"{rows[0].name} … {rows[-1].name}", figures)
 
 
-def read_figures(training: Training, taken: TakenStep) -> dict[str, Any]:
+def read_figures(training: Training, taken: TakenStep) -> Json:
     """All metrics of a step; waits for the device.
 
     Raises TrainingError if a figure is not finite. The training is then back at the step before:
@@ -329,7 +330,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
 
 def write_metrics(
     training: Training, unread: list[TakenStep], file: TextIO, stop: Stop
-) -> dict[str, Any]:
+) -> Json:
     """Reads the figures of the steps in `unread`, a line each, and empties it; the last ones.
 
     Raises as `read_figures`; of the step that failed and those after it nothing is left to tell.
@@ -397,7 +398,7 @@ def measure(training: Training, rows: Pairs, predictions: Path | None = None) ->
         engine = accelerate(copy.deepcopy(engine).to(dtype))
     task = training.task
     try:
-        lines = predict(
+        lines, _ = predict(
             engine, training.tokenizer, task, training.method, rows, predictions=predictions
         )
         return summarise(lines, task)

@@ -2,12 +2,11 @@
 from dataclasses import dataclass, fields, replace
 from math import cos, pi
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from minits.checkpoint.download import checkpoint_of
-from minits.checkpoint.files import present
+from minits.checkpoint.files import Json, present
 from minits.checkpoint.tiny import tiny_config
 from minits.checkpoint.weights import CHOICES, config_of, read_about
 from minits.fast.layouts import LAYOUTS
@@ -157,7 +156,7 @@ class TrainSettings(Machine):
     )
 
 
-def recipe_of(task: Task, method: str, model: str) -> dict[str, Any]:
+def recipe_of(task: Task, method: str, model: str) -> Json:
     """The good settings that a task knows for this method and kind of model; perhaps none.
 
     A model that was trained from the tiny one is of its kind.
@@ -174,15 +173,13 @@ def local(model: str) -> Path | None:
     return checkpoint_of(folder) if model != "tiny" and folder.is_dir() else None
 
 
-def trained_with(settings: TrainSettings) -> dict[str, Any]:
+def trained_with(settings: TrainSettings) -> Json:
     """What the training of T and C in --model fixes; nothing where there are none, or none wanted.
 
     A hub id has none.
     """
-    checkpoint = local(settings.model)
-    if not (checkpoint and METHODS[settings.method].thinks):
-        return {}
-    if not present(checkpoint / "thinking.safetensors"):
+    checkpoint = local(settings.model) if METHODS[settings.method].thinks else None
+    if not (checkpoint and present(checkpoint / "thinking.safetensors")):
         return {}
     about = read_about(checkpoint)
     return {name: about[name] for name in (*CHOICES, "max_thought_tokens") if name in about}

@@ -19,12 +19,12 @@ from zipfile import ZipFile
 import torch
 
 from minits.checkpoint.download import finished_checkpoints
-from minits.checkpoint.files import flush, made, new_folder, plain, read_json, require, write_text
+from minits.checkpoint.files import Json, flush, new_folder, plain, read_json, require, write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import write_model
 from minits.methods import METHODS, Method, make_method
 from minits.settings import check_settings
-from minits.tasks import TASKS, Task, make_task, options_of
+from minits.tasks import TASKS, Task, make_task
 from minits.thinking import ThinkingStates
 from minits.training.recipe import TrainSettings, names_of
 
@@ -32,14 +32,14 @@ SETTINGS = names_of(TrainSettings)
 FILES = "data_files"  # the key of `Task.sources` in run.json
 
 
-def flat(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
+def flat(settings: TrainSettings, task: Task, method: Method) -> Json:
     """What run.json and records hold: settings, options of task and method, files of examples."""
     sources = task.sources()
     files = {FILES: sources} if sources else {}
-    return asdict(settings) | options_of(task) | options_of(method) | files
+    return asdict(settings) | asdict(task) | asdict(method) | files
 
 
-def origin(settings: TrainSettings, task: Task, method: Method) -> dict[str, Any]:
+def origin(settings: TrainSettings, task: Task, method: Method) -> Json:
     """What thinking.json says of where a checkpoint comes from, but for the step."""
     about = {"method": settings.method, "task": settings.task, "base_model": settings.model}
     for kind in (task, method):
@@ -54,16 +54,20 @@ def unused(folder: Path) -> Path:
 
 
 def made_new(folder: Path, named: bool) -> Path:
-    """The folder of a new run, made now.
+    """The folder of a new run, made now. Raises ValueError if it cannot be.
 
     One that nobody `named` gives way to another training that takes it at the same moment.
     """
     while True:
         try:
-            return made(folder)
-        except ValueError:
+            folder.mkdir(parents=True)
+            return folder
+        except OSError as error:
             if named or not folder.exists():
-                raise
+                raise ValueError(
+                    f"the folder {folder} cannot be made ({error.strerror}); name another one "
+                    "with --out."
+                ) from error
             folder = unused(folder)
 
 
@@ -92,8 +96,8 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
         # Runs of older versions name the options of every task, None where they have none.
         own = names_of(TASKS[settings.task]) if settings.task in TASKS else ()
         options = {k: value for k, value in found.items() if value is not None or k in own}
-        known = names_of(METHODS[settings.method]) if settings.method in METHODS else set()
-        mine = {name: options.pop(name) for name in known & set(options)}
+        known = names_of(METHODS[settings.method])
+        mine = {name: options.pop(name) for name in known & options.keys()}
         task = make_task(settings.task, spell=str, **options)
         return settings, task, make_method(settings.method, **mine)
     except (TypeError, ValueError) as error:
@@ -126,7 +130,7 @@ def save_checkpoint(
     folder: Path,
     model: ThinkingStates,
     tokenizer: Tokenizer,
-    about: dict[str, Any],  # for thinking.json
+    about: Json,  # for thinking.json
     state: dict[str, Any] | None,  # optimizer, step, seconds, stage, settings; None: for inference
     *,
     kind: str,  # "checkpoints", or "best"
@@ -175,7 +179,7 @@ HARMLESS += [FILES]
 
 def check_agreement(
     checkpoint: Path,
-    about: dict[str, Any],  # its thinking.json
+    about: Json,  # its thinking.json
     state: dict[str, Any],  # its training_state.pt
     settings: TrainSettings,  # with task and method: what run.json says
     task: Task,

@@ -5,11 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from tqdm import tqdm
 
-from minits.checkpoint.files import write_text
+from minits.checkpoint.files import Json, write_text
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
 from minits.methods.method import Method
@@ -20,7 +19,7 @@ from minits.thinking import Engine, ThinkingConfig
 from minits.training.late import is_late, late_share
 
 Pairs = Sequence[tuple[Example, Row]]
-Line = dict[str, Any]  # of predictions: what the model made of a row
+Verdict = Json  # of predictions: what the model made of a row
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Report:
     right: str  # of each row "1" or "0", in order: to compare with others on the same rows
     clusters: list[int] | None  # of each row its `Task.cluster`, numbered; None: rows are apart
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         """As a record holds it, the sizes under their unit."""
         found = asdict(self)
         unit, sizes = found.pop("unit"), found.pop("sizes")
@@ -128,28 +127,28 @@ def predict(
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines
     hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
-    found: dict[int, GenerationResult] | None = None,  # takes the results, by row
-) -> list[Line]:
-    """Generates an answer for each of `rows`; the `verdict` on each. Raises as `with_room`."""
+) -> tuple[list[Verdict], list[GenerationResult]]:
+    """Generates an answer for each of `rows`: (verdicts, results). Raises as `with_room`."""
     config = with_room(engine, rows, config)
     # Rows of a batch are alike in length.
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][1].ids))
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    results = {} if found is None else found
+    found: dict[int, GenerationResult] = {}
     # disable=None: no bar where there is no terminal.
     for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=None):
         batch = [rows[i] for i in chosen]
         if hook:
             config = replace(config, hook=hook([row for _, row in batch]))
-        results |= zip(chosen, method.answer(engine, prompts_of(batch), config))
+        found |= zip(chosen, method.answer(engine, prompts_of(batch), config))
+    results = [found[i] for i in range(len(rows))]
     c = engine.config.chunk_size
     lines = [
-        {"index": i} | verdict(task, tokenizer, c, *pair, results[i], method.thinks)
-        for i, pair in enumerate(rows)
+        {"index": i} | verdict(task, tokenizer, c, *pair, result, method.thinks)
+        for i, (pair, result) in enumerate(zip(rows, results))
     ]
     if predictions:
         write_text(predictions, "".join(json.dumps(line) + "\n" for line in lines))
-    return lines
+    return lines, results
 
 
 def verdict(
@@ -160,7 +159,7 @@ def verdict(
     row: Row,
     result: GenerationResult,
     thinks: bool,  # whether the method does
-) -> Line:
+) -> Verdict:
     """What was asked, said and thought, and what was right."""
     text = tokenizer.decode(tokenizer.without_eos(result.ids))
     score = task.score(text, example)
@@ -168,13 +167,12 @@ def verdict(
     right = [k < len(thoughts) and thoughts[k] == gold for k, gold in enumerate(row.thoughts)]
     said = [tokenizer.decode(ids[:-1]) for ids in thoughts]
     steps = task.score_steps(text, said if thinks else None, example, score["right"])
-    group, cluster = task.group(example), task.cluster(example)
     return {
         "name": example.name,
         "prompt": example.prompt,
         task.unit: example.size,
-        **({"group": group} if group else {}),
-        **({"cluster": cluster} if cluster else {}),
+        "group": task.group(example),
+        "cluster": task.cluster(example),
         "gold": example.answer,
         "answer": score.pop("answer"),
         "correct": score.pop("right"),
@@ -203,7 +201,7 @@ def sharing(row: Row) -> int:
     return sum(chunks.count(chunk) > 1 for chunk in chunks)
 
 
-def summarise(lines: Sequence[Line], task: Task) -> Report:
+def summarise(lines: Sequence[Verdict], task: Task) -> Report:
     """The report over lines of predictions."""
     n, right = len(lines), [line["correct"] for line in lines]
     sizes = [line[task.unit] for line in lines]
@@ -251,14 +249,14 @@ def summarise(lines: Sequence[Line], task: Task) -> Report:
     )
 
 
-def clusters(lines: Sequence[Line]) -> list[int] | None:
+def clusters(lines: Sequence[Verdict]) -> list[int] | None:
     """The number of each line's cluster, in order of their first lines."""
     names = [line.get("cluster") for line in lines]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if None in numbers else [numbers[name] for name in names]
 
 
-def buckets(lines: Sequence[Line], task: Task) -> dict[str, dict]:
+def buckets(lines: Sequence[Verdict], task: Task) -> dict[str, dict]:
     """n, accuracy and interval by the lines' groups, or by sizes: of 1 … task.bucket units, …
 
     Of a bucket of 1: of each size.

@@ -3,14 +3,15 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
-from minits.checkpoint.files import locked, plain, present
+from minits.checkpoint.files import Json, locked, plain, present
 from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
@@ -18,7 +19,7 @@ from minits.fast.layouts import round_up
 from minits.methods import Method
 from minits.settings import flag
 from minits.supervision import Row
-from minits.tasks import Task, options_of
+from minits.tasks import Task
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
@@ -47,12 +48,14 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
             "processes that share them; raise it, or start fewer."
         )
     distributed.join(settings.device)
-    model, tokenizer = make_model(settings, task, method, finished_checkpoints(folder))
+    checkpoints = finished_checkpoints(folder)
+    model, tokenizer = make_model(settings, task, method, checkpoints)
     model = model.to(settings.device).train()
+    begin = partial(Training, settings, folder, task, method, model, tokenizer)
     state = run_folder.read_state(folder, settings.device)
     if state is None:
-        return Training(settings, folder, task, method, model, tokenizer)
-    newest = finished_checkpoints(folder)[-1]
+        return begin()
+    newest = checkpoints[-1]
     if state["step"] > settings.steps:
         raise ValueError(
             f"{newest} is past the {settings.steps} steps that {folder / 'run.json'} names. Put "
@@ -62,16 +65,7 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     check_steps(settings, method, state, folder)
     if "weights" in state:
         model.load_state_dict(state["weights"])
-    training = Training(
-        settings,
-        folder,
-        task,
-        method,
-        model,
-        tokenizer,
-        done=state["step"],
-        seconds=state["seconds"],
-    )
+    training = begin(done=state["step"], seconds=state["seconds"])
     optimizer = training.update.optimizer
     ended = state["stage"] != training.number  # saved at the very end of a stage
     if ended and training.stages[training.number].resets:
@@ -121,8 +115,10 @@ def make_model(
             **choices,
         )
     else:
-        source = checkpoints[-1] if checkpoints else settings.model
-        folder = checkpoint_of(resolve(source, None if checkpoints else settings.revision))
+        if checkpoints:
+            folder = checkpoints[-1]
+        else:
+            folder = checkpoint_of(resolve(settings.model, settings.revision))
         # Of T and C alone: a training without them leaves their choices open.
         theirs = method.thinks and present(folder / "thinking.safetensors")
         asked = choices if theirs or not read_about(folder) else {}
@@ -171,7 +167,7 @@ def run_training(
     log: Log,  # takes results
     note: Log,  # takes remarks
     named: bool,  # `folder`, by the one who trains; else one beside it would do as well
-) -> dict[str, Any]:
+) -> Json:
     """`train` and the final evaluations; returns the figures.
 
     What cannot be trained or evaluated is refused before the first step, and before anything is
@@ -246,7 +242,7 @@ def check_data(training: Training, note: Log) -> dict[str, Pairs]:
         try:
             rows[split] = evaluation_rows(training, split, settings.eval_samples)
         except ValueError as error:
-            given = " ".join(f"{flag(name)} {value}" for name, value in options_of(task).items())
+            given = " ".join(f"{flag(name)} {value}" for name, value in asdict(task).items())
             raise ValueError(f"evaluation, {task.title(split)} ({given}): {error}") from error
     return rows
 
@@ -271,7 +267,7 @@ def check_chunks(rows: list[Row], c: int, note: Log) -> None:
 
 def train_and_evaluate(
     training: Training, rows: dict[str, Pairs], log: Log, stop: Stop
-) -> dict[str, Any]:
+) -> Json:
     """The figures of a training that is ready to go, `interrupted` among them."""
     folder, start, task = training.folder, training.done, training.task
     finished = train(training, log, stop)

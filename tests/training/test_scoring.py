@@ -82,7 +82,7 @@ def evaluated(
 ) -> tuple[Report, list[dict[str, Any]]]:
     """The report and the lines of the predictions file."""
     path = folder / "predictions.jsonl"
-    lines = predict(
+    lines, _ = predict(
         model,
         TOKENIZER,
         PARITY,

@@ -21,7 +21,7 @@ class Mention(NamedTuple):
 
 def table(text: str) -> dict[str, tuple[Fraction, ...]]:
     """The numbers of each word, from a text of numbers, each with its words behind it."""
-    found: dict[str, tuple[Fraction, ...]] = {}
+    found = {}
     for item in text.split():
         if item.isdigit():
             number = Fraction(item)
@@ -69,7 +69,7 @@ def forms(kind: str, number: Fraction) -> tuple[Fraction, ...]:
 
 def mentions(text: str) -> list[Mention]:
     """All of them, in the order of the text."""
-    found: list[Mention] = []
+    found = []
     for match in TOKEN.finditer(text):
         digits, percent = match.groups()
         word = match[0].lower()

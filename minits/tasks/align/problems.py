@@ -13,7 +13,7 @@ from typing import Any
 
 from minits.tasks.align.arithmetic import LONGEST, evaluate
 from minits.tasks.answers import NUMBER, number_in
-from minits.tasks.rows import WORDS, check_texts, parse_json
+from minits.tasks.rows import check_texts, members, parse_json
 
 STEP = re.compile("<<(.*?)>>", re.DOTALL)
 
@@ -30,15 +30,20 @@ class Problem:
     @property
     def complete(self) -> bool:
         """Whether the steps lead to the answer: it is the last one's result."""
-        try:
-            return bool(self.steps) and result(self.steps[-1]) == number_in(self.answer)
-        except ValueError:
-            return False
+        return bool(self.steps) and value(self.steps[-1]) == number_in(self.answer)
 
 
 def result(step: str) -> Fraction:
     """The number behind the equals sign. Raises ValueError if there is another thing."""
     return evaluate(step.rpartition("=")[2])
+
+
+def value(step: str) -> Fraction | None:
+    """The `result` of a step that was said; None if it has none."""
+    try:
+        return result(step)
+    except ValueError:
+        return None
 
 
 def parse_problem(text: str) -> Problem:
@@ -50,27 +55,20 @@ def parse_problem(text: str) -> Problem:
         if not found:
             raise ValueError("neither a JSON object nor question||<<steps>> #### answer")
         row = {"question": question, "answer": answer}
-    question, solved = (member(row, key, str) for key in ("question", "answer"))
+    kinds = {"question": str, "answer": str}
+    question, solved = members(row, kinds, "the problem", others=True)
     if not question.strip():
         raise ValueError("the question is empty")
     check_texts([question])
     solution, found, answer = solved.rpartition("####")
     if "steps" in row or "cot" in row:
         key = "steps" if "steps" in row else "cot"
-        solution = member(row, key, str, list)
+        solution = row[key]
+        if not isinstance(solution, str | list):
+            raise ValueError(f"{key!r} is {json.dumps(solution):.100}, not a text or a list")
     elif not found:
         raise ValueError("there is no #### before the answer, and no key 'steps' or 'cot'")
     return Problem(question.strip(), steps_of(solution), plain_number(answer))
-
-
-def member(row: dict[str, Any], key: str, *kinds: type) -> Any:
-    """The value of a key. Raises ValueError if it is missing or of another kind."""
-    if key not in row:
-        raise ValueError(f"there is no {key!r} among the keys {', '.join(row):.100}")
-    if not isinstance(row[key], kinds):
-        wanted = " or ".join(WORDS[kind] for kind in kinds)
-        raise ValueError(f"{key!r} is {json.dumps(row[key]):.100}, not {wanted}")
-    return row[key]
 
 
 def steps_of(solution: str | list[Any]) -> tuple[str, ...]:

@@ -25,8 +25,7 @@ CLAUSE_END = re.compile(
 
 def sources(question: str) -> dict[Fraction, list[int]]:
     """Of each number that the question knows: the characters after which it does, in order."""
-    known: dict[Fraction, list[int]] = {}
-    units: dict[Fraction, list[int]] = {value: [0] for value in FREE}
+    known, units = {}, {value: [0] for value in FREE}
     for mention in mentions(question):
         for value in mention.values:
             (units if mention.kind == "unit" else known).setdefault(value, []).append(mention.end)
@@ -41,10 +40,9 @@ def place(problem: Problem) -> list[tuple[int, list[int | None]]]:
     question = problem.question
     ends = [match.end() for match in CLAUSE_END.finditer(question)] + [len(question)]
     known = sources(question)
-    placed: list[tuple[int, list[int | None]]] = []
-    at = 0
+    placed, at = [], 0
     for step in problem.steps:
-        operands: list[int | None] = []
+        operands = []
         for number in NUMBER.findall(step.rpartition("=")[0]):
             places = known.get(Fraction(number), [None])
             # Each mention is meant once, as long as there are others of the same number.
