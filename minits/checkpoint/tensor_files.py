@@ -203,7 +203,7 @@ def open_tensors(path: Path) -> safe_open:
     except SafetensorError as error:
         raise ValueError(
             f"{path} ({size} bytes) is no whole safetensors file: {plain(error)}. Download it "
-            "again."
+            "again; if a run of yours wrote it, remove its folder: the checkpoint before counts."
         ) from error
 
 

@@ -3,11 +3,14 @@ import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, get_args, get_type_hints
 
 from minits.checkpoint.files import present
+from minits.checkpoint.weights import CHOICES
+from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
 
@@ -26,7 +29,13 @@ IDLE = (
     ("device", "ask_model", False),
     ("dtype", "ask_model", False),
     ("smoothing", "removal", "steps"),
+    ("save_every", "no_save", True),
+    ("save_dtype", "no_save", True),
+    ("keep", "no_save", True),
 )
+# A method that does not think has no loss of T, and nothing is taken from or added to its layers.
+UNTHINKING = [name for name, method in METHODS.items() if not method.thinks]
+IDLE += tuple(product(("thought_weight", *CHOICES[1:]), ["method"], UNTHINKING))
 
 
 Given = dict[str, Any]  # the flags that were given, by the names of their settings

@@ -67,7 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 # What does nothing where nothing is thought.
-OF_THOUGHTS = ("thought", "draft", "lookahead", "chunk_size", "inject_after", "extract_after")
+OF_THOUGHTS = ("thought", "table", "draft", "lookahead")
+OF_THOUGHTS += ("chunk_size", "inject_after", "extract_after")
 # What --json prints of a result.
 JSON_KEYS = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()
 

@@ -139,6 +139,10 @@ IDLE = {
         [*EVAL[:-1], "1", "--states", "gold"],
         ["--states gold", "--max-thought-tokens 1", "Raise it"],
     ),
+    "table of no thoughts": (
+        ["infer", PROMPT, "--model", "plain", "--table"],
+        ["--table does nothing without thoughts"],
+    ),
     "layer of a plain model": (
         ["infer", PROMPT, "--model", "plain", "--inject-after", "1"],
         ["--inject-after does nothing without thoughts"],
@@ -229,7 +233,7 @@ INFER_FOLDERS = {
     ),
     "truncated shard": (
         ["infer", PROMPT, "--model", "truncated"],
-        ["model-00002-of-00002", "no whole safetensors file", "Download it again"],
+        ["model-00002-of-00002", "no whole safetensors file", "Download it again", "of yours"],
     ),
     "Git-LFS pointer": (
         ["infer", PROMPT, "--model", "pointer"],
@@ -288,6 +292,26 @@ TRAIN_FLAGS = {
     "unknown method": (
         [*TRAIN, "--method", "nope"],
         ["--method", "'nope'", "thinking", "no-cot", "cot"],
+    ),
+    "weight of no thoughts": (
+        [*TRAIN, "--method", "cot", "--thought-weight", "2"],
+        ["--thought-weight does nothing with --method cot"],
+    ),
+    "layer of no state": (
+        [*TRAIN, "--method", "no-cot", "--inject-after", "2"],
+        ["--inject-after does nothing with --method no-cot"],
+    ),
+    "checkpoints that nobody writes": (
+        [*TRAIN, "--no-save", "--save-every", "1"],
+        ["--save-every does nothing with --no-save"],
+    ),
+    "number of no checkpoints": (
+        [*TRAIN, "--no-save", "--keep", "1"],
+        ["--keep does nothing with --no-save"],
+    ),
+    "type of no checkpoint": (
+        [*TRAIN, "--no-save", "--save-dtype", "bfloat16"],
+        ["--save-dtype does nothing with --no-save"],
     ),
     "negative weight": (
         [*TRAIN, "--thought-weight", "-1"],
@@ -465,8 +489,8 @@ OTHERS = {
         ["--ops -1", "at least 0"],
     ),
     "data of more operations than anyone reads": (
-        ["data", "parity", "--ops", "9" * 20],
-        ["--ops 999", "at most 100000"],
+        ["data", "parity", "--ops", "20000"],
+        ["--ops 20000", "at most 10000."],
     ),
     "data of a word for a number": (["data", "parity", "--index", "x" * 2000], ["--index", " … "]),
     "data of no folder": (["data", "--model", "./nope"], ["./nope", "empty.txt"]),
