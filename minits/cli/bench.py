@@ -93,7 +93,8 @@ def run(given: Given) -> tuple[Record, int]:
     """Measures speed; one line a measurement."""
     flags = take(given, BenchFlags)
     check_flags(flags)
-    opened = engine, _, _, folder, *_ = open_model(flags)
+    opened = open_model(flags)
+    engine, folder = opened.engine, opened.folder
     check_weights(flags, opened)
     part, device = flags.part, str(engine.device)
     dtype = str(engine.backbone.lm_head.weight.dtype).removeprefix("torch.")
@@ -127,8 +128,8 @@ def run(given: Given) -> tuple[Record, int]:
 
 def questions(opened: Opened, n: int) -> Pairs:
     """At most n rows of the task's last split, as the method of the weights encodes them."""
-    engine, tokenizer, _, _, task, method = opened
-    return draw_rows(task, method, task.splits[-1], tokenizer, engine.config, seed=7, n=n)
+    task, config = opened.task, opened.engine.config
+    return draw_rows(task, opened.method, task.splits[-1], opened.tokenizer, config, seed=7, n=n)
 
 
 def show_cost(lines: list[Line], figure: str | None) -> None:
