@@ -151,9 +151,9 @@ def knowledge(task: Task, flags: DataFlags) -> Record:
         raise ValueError(f"--ask-model: {task.name} has no two hops to ask; leave it out.")
     task = replace(task, knowledge="rows", facts=None, known=None, valid_share=0.0, ask="question")
     rows = {split: task.file(split).examples for split in task.splits if task.size(split)}
-    engine, tokenizer, _, folder, *_ = open_model(flags)
-    found = {"model": str(folder), "revision": flags.revision, "data": task.sources()}
-    found |= ask_model(rows, partial(replies_of, engine, tokenizer))
+    opened = open_model(flags)
+    found = {"model": str(opened.folder), "revision": flags.revision, "data": task.sources()}
+    found |= ask_model(rows, partial(replies_of, opened.engine, opened.tokenizer))
     write_text(Path(flags.out), json.dumps(found, indent=1) + "\n")
     for split, shares in found["shares"].items():
         print(f"{split}: " + ", ".join(f"{k} {v:.4g}" for k, v in shares.items()))

@@ -122,7 +122,7 @@ def run(given: Given) -> tuple[Record, int]:
 
 def decide(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
     """Whether to think. Raises ValueError for flags that were given and do not go with that."""
-    engine, _, about, folder, *_ = opened
+    engine, about, folder = opened.engine, opened.about, opened.folder
     if flags.think == "on" and not engine.thinks:
         raise ValueError(
             f"--think on: {folder} was trained with the method {about['method']} and has no T and "
@@ -148,8 +148,8 @@ def answer_all(
     example: Example | None,  # that the prompt is taken from, where its right answer is known
 ) -> list[list[Card]]:
     """Answers the prompts in all ways and prints what came of them; the first ones' cards."""
-    engine, tokenizer, _, _, task, method = opened
-    golds = method.encode(example, tokenizer, engine.config).thoughts if example else ()
+    engine, tokenizer = opened.engine, opened.tokenizer
+    golds = opened.method.encode(example, tokenizer, engine.config).thoughts if example else ()
     answers = [answer_in_order(opened, way, flags) for way in ways]
     rows = []
     for number, prompt in enumerate(prompts):
@@ -167,7 +167,7 @@ def answer_all(
                 tokenizer=tokenizer,
                 chunk_size=engine.config.chunk_size,
                 config=way.config,
-                right=task.score(found.result.text, example)["right"] if example else None,
+                right=opened.task.score(found.result.text, example)["right"] if example else None,
                 expected=example.answer if example else None,
                 golds=golds if ids == ways[0].ids[number] else (),
                 given=way.given,

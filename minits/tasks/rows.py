@@ -299,9 +299,7 @@ def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def members(
-    value: Any, kinds: dict[str, type], what: str, others: bool = False
-) -> list[Any]:
+def members(value: Any, kinds: dict[str, type], what: str, others: bool = False) -> list[Any]:
     """The values of a JSON object that has these keys, `others` only where they may be there.
 
     Raises ValueError for any other thing.
