@@ -13,7 +13,7 @@ text. Example, c = 4, a token a word:
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol
 
 from minits.thinking import ThinkingConfig
@@ -94,9 +94,8 @@ def parse_marked(text: str, steps: Sequence[str]) -> tuple[str, tuple[Step, ...]
 
 def render_marked(prompt: str, steps: Sequence[Step]) -> str:
     """`prompt` with a marker at each step's character: the inverse of `parse_marked`."""
-    for step in reversed(steps):
-        prompt = prompt[: step.position] + MARKER + prompt[step.position :]
-    return prompt
+    cuts = [0, *(step.position for step in steps), len(prompt)]
+    return MARKER.join(prompt[start:end] for start, end in pairwise(cuts))
 
 
 def steps_to_tokens(
@@ -134,10 +133,8 @@ def steps_to_tokens(
         own = bisect_left(starts, step.position) - 1
         home = home + 1 if step.position == previous else max(own, min(home, last))
         previous = step.position
-        if home <= last:
-            homes.append((home, " " + step.text))
-        else:
-            homes.append((last, OVERFLOW_SEPARATOR + " " + step.text))
+        separator = "" if home <= last else OVERFLOW_SEPARATOR
+        homes.append((min(home, last), f"{separator} {step.text}"))
     return homes
 
 

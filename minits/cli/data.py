@@ -52,7 +52,7 @@ class DataFlags(Output, Machine):
     max_thought_tokens: int | None = setting(
         None, "longest thought, in tokens; default: as in training, else 64", least=1
     )
-    ops: int | None = setting(None, "length of the example shown; default: 4", least=0, most=10**4)
+    ops: int | None = setting(None, "length of the example shown; default: 4", least=0, most=10**5)
     seed: int = setting(0, "seed of the examples")
     split: str | None = setting(None, "which examples; default: those that are trained on")
     index: int = setting(0, "which example of the split to show", least=0)

@@ -489,8 +489,8 @@ OTHERS = {
         ["--ops -1", "at least 0"],
     ),
     "data of more operations than anyone reads": (
-        ["data", "parity", "--ops", "20000"],
-        ["--ops 20000", "at most 10000."],
+        ["data", "parity", "--ops", "9" * 20],
+        ["--ops 999", "at most 100000"],
     ),
     "data of a word for a number": (["data", "parity", "--index", "x" * 2000], ["--index", " … "]),
     "data of no folder": (["data", "--model", "./nope"], ["./nope", "empty.txt"]),
