@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minits.checkpoint.files import listing, read_json
+from minits.checkpoint.files import around, listing, read_json
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Files of a hub repository that we read, or that go with a model into its checkpoints.
@@ -33,8 +33,8 @@ def resolve(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
         return path
     if like_a_path:
         raise FileNotFoundError(
-            f"no folder {name} ({path.parent} holds {listing(path.parent)}). Give a folder with "
-            "config.json and safetensors, or a hub id such as Qwen/Qwen2.5-0.5B."
+            f"no folder {name} ({around(path)}). Give a folder with config.json and safetensors, "
+            "or a hub id such as Qwen/Qwen2.5-0.5B."
         )
     return download(name, revision)
 

@@ -35,6 +35,11 @@ def listing(folder: Path, most: int = 8) -> str:
     return (", ".join(names[:most]) + rest) or "nothing"
 
 
+def around(path: Path) -> str:
+    """What stands where `path` does not, for error messages."""
+    return f"{path.parent} holds {listing(path.parent)}"
+
+
 def require(path: Path) -> Path:
     """`path` itself. Raises FileNotFoundError with what is there instead if it cannot be read."""
     if path.is_symlink() and not path.exists():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from minits.checkpoint.files import listing
+from minits.checkpoint.files import around, listing
 from minits.cli.sources import Opened
 from minits.generation import GenerationConfig
 from minits.lab.interventions import Scripted
@@ -124,9 +124,7 @@ def read_text(name: str) -> str:
     elif path.is_dir():
         raise ValueError(f"--file {path} is a folder (it holds {listing(path)}); name a file.")
     elif not path.exists():
-        raise FileNotFoundError(
-            f"--file {path}: no such file ({path.parent} holds {listing(path.parent)})."
-        )
+        raise FileNotFoundError(f"--file {path}: no such file ({around(path)}).")
     else:
         content = path.read_bytes()
     try:

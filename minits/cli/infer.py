@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minits.checkpoint.files import plain, write_text
+from minits.checkpoint.weights import CHOICES
 from minits.cli.asked import Prompt, Way, read_prompts, ways_of
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.page import MOST_ROWS, head, page
@@ -67,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 # What does nothing where nothing is thought.
-OF_THOUGHTS = ("thought", "table", "draft", "lookahead")
-OF_THOUGHTS += ("chunk_size", "inject_after", "extract_after")
+OF_THOUGHTS = ("thought", "table", "draft", "lookahead", *CHOICES)
 # What --json prints of a result.
 JSON_KEYS = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from minits.checkpoint.files import listing, require, write_text
+from minits.checkpoint.files import around, require, write_text
 from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
 from minits.lab.figures import FIGURES, draw_all, pyplot
 from minits.lab.provenance import Record
@@ -61,9 +61,7 @@ def run(given: Given) -> tuple[Record, int]:
     named = [Path(flags.write)] if flags.write else []
     for path in PAGES if flags.write == OURS else named:
         if not path.is_file():
-            raise FileNotFoundError(
-                f"--write {path}: no such file ({path.parent} holds {listing(path.parent)})."
-            )
+            raise FileNotFoundError(f"--write {path}: no such file ({around(path)}).")
         names = " and ".join(put_into(path, found))
         note(f"{path}: the table {names} is now that of {len(book.runs)} runs")
     return {"records": [record for record in book.runs if "preset" in record]}, 0

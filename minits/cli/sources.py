@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minits.checkpoint.download import finished_checkpoints, resolve
-from minits.checkpoint.files import Json, listing, plain, read_json, require
+from minits.checkpoint.files import Json, around, listing, plain, read_json, require
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
@@ -61,9 +61,7 @@ def run_named(name: str | None, given: str = "--run") -> Path:
         return SHIPPED
     folder = Path(name)
     if not folder.is_dir():
-        raise FileNotFoundError(
-            f"{given} {name}: no such folder ({folder.parent} holds {listing(folder.parent)})."
-        )
+        raise FileNotFoundError(f"{given} {name}: no such folder ({around(folder)}).")
     return folder
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from minits.checkpoint.download import dataset_file
-from minits.checkpoint.files import Json, listing
+from minits.checkpoint.files import Json, around
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
 from minits.tasks.answers import COMPARED, SCORINGS, number_behind
@@ -191,8 +191,7 @@ def content_of(split: str, name: str) -> bytes:
     path = dataset_file(name.removeprefix(HUB)) if name.startswith(HUB) else Path(name)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{flag(split)} {path} is no file ({path.parent} holds {listing(path.parent)}). Put it "
-            "back, or name another."
+            f"{flag(split)} {path} is no file ({around(path)}). Put it back, or name another."
         )
     content = path.read_bytes()
     if not content.startswith(b"\x1f\x8b"):

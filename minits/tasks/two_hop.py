@@ -105,10 +105,15 @@ class TwoHop(Rows):
     def has(self, split: str) -> bool:
         return super().has(split) or bool(split == "valid" and self.train and self.valid_share)
 
+    @cached_property
+    def divided(self) -> RowsFile:
+        """What --train names, where its rows are those of two splits."""
+        return super().part("train")
+
     def part(self, split: str) -> RowsFile:
         """As that of the task rows; raises ValueError, too, where no row is left."""
         cut = split != "test" and not self.valid and self.valid_share > 0
-        rows, about = super().part("train" if cut else split)
+        rows, about = self.divided if cut else super().part(split)
         if self.known:
             rows = self.kept_rows(rows, about)
         used = len(rows)

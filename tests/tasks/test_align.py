@@ -76,7 +76,9 @@ BAD_LINES = {
     '{"question": "q"': "no JSON: Expecting",
     '{"question": "q", "answer": "5"}': "no #### before the answer, and no key 'steps' or 'cot'",
     '{"question": "q", "answer": "#### 5", "answer": "#### 6"}': "a key is there twice",
-    '{"answer": "#### 5", "a": 1}': "the problem holds answer, a; it must be an object that holds question, answer",
+    '{"answer": "#### 5", "a": 1}': (
+        "the problem holds answer, a; it must be an object that holds question, answer"
+    ),
     '{"question": ["q"], "answer": "#### 5"}': "'question' of the problem is [\"q\"], not a text",
     '{"question": "q", "answer": 5}': "'answer' of the problem is 5, not a text",
     '{"question": "q", "answer": "5", "steps": 3}': "'steps' is 3, not a text or a list",

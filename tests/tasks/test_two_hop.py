@@ -17,7 +17,7 @@ from minits.checkpoint.tiny import make_tiny, tiny_tokenizer
 from minits.fast.flat_batch import flat_losses
 from minits.methods import make_method
 from minits.supervision import encode_example
-from minits.tasks import make_task
+from minits.tasks import make_task, rows
 from minits.tasks.answers import name_of, names_one_of, score_name
 from minits.tasks.knowledge import ask_model, replies_of
 from minits.tasks.task import check_overlap
@@ -232,6 +232,16 @@ def test_valid_is_a_share_of_the_train_subjects_whatever_their_order(files, tmp_
     assert rows_only(files, valid_share=0).splits == ("train", "test")
     own = rows_only(files, valid=write(tmp_path / "valid.jsonl", [row(45)]))
     assert (own.size("train"), own.size("valid")) == (40, 1)
+
+
+def test_a_file_that_two_splits_divide_is_read_once(files, monkeypatch):
+    read, content_of = [], rows.content_of
+    monkeypatch.setattr(
+        rows, "content_of", lambda split, name: read.append(split) or content_of(split, name)
+    )
+    task = rows_only(files)
+    assert all(examples(task, split) for split in ("train", "valid", "test"))
+    assert sorted(read) == ["test", "train"]
 
 
 def test_the_share_is_that_of_many_subjects(tmp_path):

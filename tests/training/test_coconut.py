@@ -92,8 +92,8 @@ def naive_answer(model: ThinkingStates, prompt: list[int], most: int) -> list[in
 def tamed(model: ThinkingStates) -> ThinkingStates:
     """The model with less of its layers in the residual stream.
 
-    Fed back 21 times, random weights make 1e8 of a difference of 1, and 1e-8 of one by rounding; with
-    a quarter of the layers 1 of 1,000 draws still had gradients of 1e6, and 2e-8 of rounding in them.
+    Fed back 21 times, random weights make 1e8 of a difference of 1, and 1e-8 of one by rounding;
+    with a quarter of the layers 1 of 1,000 draws still had gradients of 1e6, and 2e-8 of rounding.
     """
     for layer in model.backbone.model.layers:
         layer.self_attn.o_proj.weight *= 0.1
