@@ -120,11 +120,11 @@ def lasting(steps: int, evaluations: int = 2, **more: Any) -> Settings:
 
 LINES = {
     "cot": TableLine("CoT", {"method": "cot"}, lasting(2000), lasting(1200, 4)),
-    "no-cot": TableLine("No-CoT", {"method": "no-cot"}, lasting(3500), lasting(1200, 4)),
+    "no-cot": TableLine("No-CoT", {"method": "no-cot"}, lasting(6000, 3), lasting(1200, 4)),
     "thinking": TableLine(
         "Thinking States",
         {"method": "thinking"},
-        lasting(12_000, 4, one_per_chunk=True),
+        lasting(11_000, 4, one_per_chunk=True),
         lasting(1200, 4),
     ),
     "icot": TableLine(

@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, ClassVar
 
+from minits.checkpoint.files import Json
 from minits.settings import setting
 from minits.supervision import OVERFLOW_SEPARATOR, Example
 from minits.tasks.align.problems import Problem, parse_problem, value
@@ -20,6 +21,7 @@ from minits.tasks.align.resample import Template, template
 from minits.tasks.align.rules import ALIGNERS, traced
 from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
 from minits.tasks.rows import Rows, RowsFile
+from minits.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,10 @@ class Gsm(Rows):
                 "given is for lines as the task rows reads them, --align rules for this one"
             )
         return row
+
+    def evaluated(self, given: Json) -> tuple[Task, str]:
+        """As `Rows.evaluated`, the training rows as they stand in their file, too."""
+        return super().evaluated({"resample": 0.0} | given)
 
     def prompt(self, split: str, index: int) -> str:
         row = self.file(split).examples[index]

@@ -176,6 +176,14 @@ def test_numbers_are_drawn_anew_in_training_alone_and_in_every_epoch(tmp_path):
     assert len({repr(examples(task, "test", seed)) for seed in drawn}) == 1
 
 
+def test_an_evaluation_of_the_training_rows_leaves_their_numbers(tmp_path):
+    task, split = gsm(tmp_path, resample=1.0).evaluated({"train": gsm(tmp_path).train})
+    assert split == "train"
+    assert examples(task) == examples(gsm(tmp_path))
+    task, _ = gsm(tmp_path).evaluated({"train": gsm(tmp_path).train, "resample": 1.0})
+    assert examples(task) != examples(gsm(tmp_path))
+
+
 def test_a_share_of_the_samples_is_drawn_anew(tmp_path):
     task = gsm(tmp_path, resample=0.5)
     old = sum(task.example("train", 1, f"0/{epoch}").prompt == ANN for epoch in range(400))
