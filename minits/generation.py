@@ -64,38 +64,35 @@ class GenerationConfig:
         """The ids that end an answer."""
         return set(engine.config.eos_ids if self.eos_ids is None else self.eos_ids)
 
-    def check(self, engine: Engine, prompts: Sequence[Sequence[int]]) -> int:
-        """The cache slots that a row needs.
-
-        Raises ValueError naming the value or the prompt that does not fit.
-        """
+    def check(self, engine: Engine) -> None:
+        """Raises ValueError naming a value that cannot be, or that does not fit the model."""
         check_settings(self)
-        qwen = engine.backbone.config
-        limit, vocabulary = qwen.max_position_embeddings, qwen.vocab_size
         if self.max_thought_tokens:
             asked = replace(engine.config, max_thought_tokens=self.max_thought_tokens)
-            asked.check(qwen)
-        for number, ids in enumerate(prompts):
-            if not ids:
-                raise ValueError(
-                    f"prompt {number} is empty: it has 0 tokens, and there is no start token in "
-                    "Qwen2.5 to stand for it. Give at least one character of text."
-                )
-            if wrong := [i for i in ids if not 0 <= i < vocabulary]:
-                raise ValueError(
-                    f"prompt {number}: id {wrong[0]} is outside the vocabulary "
-                    f"(0 … {vocabulary - 1})."
-                )
-            # The last generated token is never read, so it needs no position.
-            room = limit - len(ids) + 1
-            if self.max_new_tokens > room:
-                shorter = f" or lower max_new_tokens to {room}" if room > 0 else ""
-                raise ValueError(
-                    f"prompt {number} has {len(ids)} tokens; with up to {self.max_new_tokens} new "
-                    f"ones it needs {len(ids) + self.max_new_tokens - 1} positions, but the model "
-                    f"has {limit} (max_position_embeddings). Shorten it{shorter}."
-                )
-        return max(map(len, prompts), default=0) + self.max_new_tokens - 1
+            asked.check(engine.backbone.config)
+
+    def check_prompt(self, engine: Engine, ids: Sequence[int], name: str) -> None:
+        """Raises ValueError, calling it `name`, for a prompt that does not fit the model."""
+        qwen = engine.backbone.config
+        limit, vocabulary = qwen.max_position_embeddings, qwen.vocab_size
+        if not ids:
+            raise ValueError(
+                f"{name} is empty: it has 0 tokens, and there is no start token in Qwen2.5 to "
+                "stand for it. Give at least one character of text."
+            )
+        if wrong := [i for i in ids if not 0 <= i < vocabulary]:
+            raise ValueError(
+                f"{name}: id {wrong[0]} is outside the vocabulary (0 … {vocabulary - 1})."
+            )
+        # The last generated token is never read, so it needs no position.
+        room = limit - len(ids) + 1
+        if self.max_new_tokens > room:
+            shorter = f" or lower max_new_tokens to {room}" if room > 0 else ""
+            raise ValueError(
+                f"{name} has {len(ids)} tokens; with up to {self.max_new_tokens} new ones it needs "
+                f"{len(ids) + self.max_new_tokens - 1} positions, but the model has {limit} "
+                f"(max_position_embeddings). Shorten it{shorter}."
+            )
 
 
 @dataclass(frozen=True)
@@ -117,8 +114,11 @@ class GenerationResult:
 def prefill(
     engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
 ) -> Reading:
-    """Reads the prompts in the way that `config` says."""
-    slots = config.check(engine, prompts)
+    """Reads the prompts in the way that `config` says. Raises ValueError for what does not fit."""
+    config.check(engine)
+    for number, ids in enumerate(prompts):
+        config.check_prompt(engine, ids, f"prompt {number}")
+    slots = max(map(len, prompts)) + config.max_new_tokens - 1
     how = {"limit": config.max_thought_tokens, "thinks": config.think, "hook": config.hook}
     if config.prefill == "sequential":
         return prefill_sequential(engine, prompts, slots, **how)
@@ -145,25 +145,24 @@ def decode(
     left = [config.max_new_tokens] * len(tokens)
     active = list(range(len(tokens)))
 
-    def tell(active: list[int]) -> Generator[tuple[int, Event], None, list[int]]:
-        """Yields each row's newest token; returns the rows that go on."""
+    def tell(active: list[int], tokens: list[int]) -> Generator[tuple[int, Event], None, list[int]]:
+        """Yields each active row's newest token; returns the rows that go on."""
         for row in active:
             left[row] -= 1
             yield row, tokens[row]
         return [row for row in active if tokens[row] not in stops and left[row] > 0]
 
     while active:
-        active = yield from tell(active)
+        active = yield from tell(active, tokens)
         if not active:
             return
         # Nobody has to think before a row completes its chunk, so that many tokens are read before
         # the host looks at them. A row that ends in between reads on for nothing.
-        to_chunk_end = [c - reading.lengths[row] % c for row in active]
-        steps = min(*to_chunk_end, *(left[row] for row in active))
+        steps = min(min(c - reading.lengths[row] % c, left[row]) for row in active)
         starts = [cache.trash] * len(tokens)
         for row in active:
             starts[row] = reading.lengths[row]
-        picked = engine.read_tokens(
+        *between, tokens = engine.read_tokens(
             on_device(tokens, device),
             on_device(starts, device),
             reading.state,
@@ -171,9 +170,8 @@ def decode(
             cache,
             steps,
         ).tolist()  # [steps, B]
-        for tokens[:] in picked[:-1]:
-            active = yield from tell(active)
-        tokens[:] = picked[-1]
+        for picked in between:
+            active = yield from tell(active, picked)
         for row in active:
             reading.lengths[row] += steps
         complete = [row for row in active if reading.lengths[row] % c == 0]

@@ -300,15 +300,13 @@ def think_ahead(
     ]
     found: list[list[Thought]] = [[] for _ in rows]
     wanted: list[tuple[int, int]] = []
-    void: set[int] = set()
     for (number, i), thought in zip(pairs, said(pairs, 1)):
-        if number in void:
+        thoughts = found[number]
+        if draft == "trivial" and thoughts and not thoughts[-1].trivial:
             continue
-        found[number].append(thought)
+        thoughts.append(thought)
         if not thought.trivial:
             wanted.append((number, i))
-            if draft == "trivial":
-                void.add(number)
     for (number, i), thought in zip(wanted, said(wanted, limit)):
         found[number][i] = thought
     return found
@@ -319,9 +317,9 @@ def think_ahead(
 # What the next round expects of the thoughts not yet known, given what this one found after the
 # first mismatch; filled up with trivial ones.
 # - trivial: nothing. Exactly |R| + 1 rounds, the paper's algorithm.
-# - carry: the same again, a fixed-point iteration. Exact too, and fewer rounds where thoughts hang
-#   on the text more than on one another; but not bounded, for a draft made under a wrong state can
-#   be worse than none.
+# - carry: the same again, a fixed-point iteration. Exact too, and fewer rounds where thoughts
+#   depend on the text more than on one another; but not bounded, for a draft made under a wrong
+#   state can be worse than none.
 DRAFTS = {"trivial": lambda found: [], "carry": lambda found: found}
 
 

@@ -115,8 +115,8 @@ def steps_to_tokens(
         )
     starts = [start for start, _ in offsets]
     last, end = len(offsets) - 1, offsets[-1][1]
-    homes: list[tuple[int, str]] = []
-    previous, home = -1, 0
+    placed: list[tuple[int, str]] = []
+    previous, token = -1, 0
     for step in steps:
         if step.position < max(previous, 0):
             raise ValueError(
@@ -131,11 +131,11 @@ def steps_to_tokens(
         # The last token that starts before the marker. Where several tokens share the character
         # (the parts of a multi-byte one), that is the token after which it is wholly read.
         own = bisect_left(starts, step.position) - 1
-        home = home + 1 if step.position == previous else max(own, min(home, last))
+        token = token + 1 if step.position == previous else max(own, min(token, last))
         previous = step.position
-        separator = "" if home <= last else OVERFLOW_SEPARATOR
-        homes.append((min(home, last), f"{separator} {step.text}"))
-    return homes
+        separator = "" if token <= last else OVERFLOW_SEPARATOR
+        placed.append((min(token, last), f"{separator} {step.text}"))
+    return placed
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -85,16 +85,15 @@ def encode(
     prompts: Sequence[Prompt], opened: Opened, config: GenerationConfig, file: str | None
 ) -> list[list[int]]:
     """The ids of all prompts; raises ValueError naming the line of `file` that does not fit."""
-    config.check(opened.engine, [])
+    config.check(opened.engine)
     found = []
     for line, text in prompts:
         try:
             found.append(opened.method.prompt(text, opened.tokenizer))
-            config.check(opened.engine, found[-1:])
+            config.check_prompt(opened.engine, found[-1], "the prompt")
         except ValueError as error:
             place = f"--file {file}, line {line}: " if file else ""
-            words = str(error).replace("prompt 0", "the prompt")
-            raise ValueError(place + words) from error
+            raise ValueError(f"{place}{error}") from error
     return found
 
 

@@ -94,20 +94,16 @@ def with_room(
 ) -> GenerationConfig:
     """`config` with room for the longest right answer and a little more for one that goes wrong.
 
-    The same for every row, so that no answer hangs on who shares its batch. Raises ValueError if a
-    row does not fit the model.
+    The same for every row, so that no answer depends on who shares its batch. Raises ValueError if
+    a row does not fit the model.
     """
     longest = max(len(row.ids) - row.prompt_length for _, row in rows)
     prompt = max(row.prompt_length for _, row in rows)
     left = engine.backbone.config.max_position_embeddings - prompt + 1
     config = replace(config, max_new_tokens=max(longest, min(longest + 8, left)))
+    config.check(engine)
     for (example, _), ids in zip(rows, prompts_of(rows)):
-        try:
-            config.check(engine, [ids])
-        except ValueError as error:
-            raise ValueError(
-                f"{example.name or 'a row'}: {str(error).replace('prompt 0', 'the prompt')}"
-            ) from error
+        config.check_prompt(engine, ids, f"{example.name or 'a row'}: the prompt")
     return config
 
 
