@@ -29,6 +29,7 @@ from minits.tasks.two_hop import TwoHop
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
 from minits.training.recipe import Machine, recipe_of
+from minits.training.run_folder import data_files
 from minits.training.scoring import sharing
 
 WORDS = "show an example of a task with its chunks, markers and targets"
@@ -126,9 +127,7 @@ def run(given: Given) -> tuple[Record, int]:
     if counts:
         figures["teacher"] = counts
     figures |= {"prompt": example.prompt, "ids": row.ids, "thoughts": row.thoughts}
-    if files := task.sources():
-        figures["data_files"] = files
-    return figures, 0
+    return figures | data_files(task), 0
 
 
 def in_words(figures: Record) -> str:
@@ -150,7 +149,7 @@ def knowledge(task: Task, flags: DataFlags) -> Record:
     if not isinstance(task, TwoHop):
         raise ValueError(f"--ask-model: {task.name} has no two hops to ask; leave it out.")
     task = replace(task, knowledge="rows", facts=None, known=None, valid_share=0.0, ask="question")
-    rows = {split: task.file(split).examples for split in task.splits if task.size(split)}
+    rows = {split: task.loaded(split).examples for split in task.splits if task.size(split)}
     opened = open_model(flags)
     found = {"model": str(opened.folder), "revision": flags.revision, "data": task.sources()}
     found |= ask_model(rows, partial(replies_of, opened.engine, opened.tokenizer))
@@ -193,7 +192,7 @@ def placed_by_teacher(task: Task, split: str, flags: DataFlags) -> tuple[Task, d
     Raises ValueError if the task has no problems, or if none was accepted; else as
     `align_with_teacher`.
     """
-    problems = task.file(split).examples if isinstance(task, Gsm) else [None]
+    problems = task.loaded(split).examples if isinstance(task, Gsm) else [None]
     if not isinstance(problems[0], Problem):
         raise ValueError(
             f"--teacher-url: the steps of {task.name} have their places; a teacher gives them to "
@@ -217,7 +216,7 @@ def placed_by_teacher(task: Task, split: str, flags: DataFlags) -> tuple[Task, d
 def described(
     flags: DataFlags, given: Given
 ) -> tuple[Task, Thinking, Tokenizer, ThinkingConfig]:
-    """What the supervision hangs on: as in the training of --model, where no flag says otherwise.
+    """What the supervision depends on: that of --model's training, unless flags say otherwise.
 
     given: options of task and method.
     """

@@ -29,6 +29,7 @@ from minits.tasks import Task, check_options
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
+from minits.training.run_folder import data_files
 from minits.training.scoring import Pairs, describe, draw_rows, predict, summarise, with_room
 
 WORDS = "evaluate a trained run on a task"
@@ -212,9 +213,7 @@ def run(given: Given) -> tuple[Record, int]:
     passes = [evaluate("", rows, flags.out and Path(flags.out))]
     report = summarise(passes[0].lines, task)
     print(describe(report))
-    figures = measured_on(opened) | report.record()
-    if files := task.sources():
-        figures["data_files"] = files
+    figures = measured_on(opened) | report.record() | data_files(task)
     if flags.states != "normal":
         figures["states"] = flags.states
     if flags.prompt_thoughts:

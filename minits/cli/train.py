@@ -72,7 +72,7 @@ def run(given: Given) -> tuple[Record, int]:
         saved = "nothing was saved (--no-save)" if settings.no_save else f"continue with: {again}"
         note(f"interrupted after step {figures['step']}; {saved}")
         return figures, status
-    figures["settings"] = run_folder.flat(settings, task, method)
+    figures["settings"] = run_folder.run_json(settings, task, method)
     if settings.preset:
         figures["preset"] = settings.preset
     line = record(figures, device=settings.device, seed=settings.seed)
@@ -168,7 +168,7 @@ def resumed(folder: Path, given: Given) -> tuple[TrainSettings, Task, Method]:
     Only the device may change, and the steps as far as those taken stay the same.
     """
     settings, task, method = run_folder.read_run(folder)
-    stored = run_folder.flat(settings, task, method)
+    stored = run_folder.run_json(settings, task, method)
     mine = {name: value for name, value in given.items() if name in asdict(task)}
     given |= {name: getattr(replace(task, **mine), name) for name in mine}  # paths made absolute
     contrary = [

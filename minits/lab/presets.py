@@ -75,9 +75,7 @@ def table1_presets() -> dict[str, Preset]:
 
 def real(task: str, method: str) -> Settings:
     """The task's recipe for a method on real weights."""
-    recipes = TASKS[task].recipes
-    recipe = recipes["*", "real"] | recipes.get((method, "real"), {})
-    return {"task": task, "method": method} | recipe
+    return {"task": task, "method": method} | TASKS[task].recipe(method, "real")
 
 
 # -- word problems and two-hop questions -----------------------------------------------------------

@@ -20,7 +20,7 @@ from minits.tasks.align.problems import Problem, parse_problem, value
 from minits.tasks.align.resample import Template, template
 from minits.tasks.align.rules import ALIGNERS, traced
 from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
-from minits.tasks.rows import Rows, RowsFile
+from minits.tasks.rows import Rows, SplitRows
 from minits.tasks.task import Task
 
 
@@ -66,17 +66,17 @@ class Gsm(Rows):
         """Those of the training problems that were drawn so far."""
         return {}
 
-    def part(self, split: str) -> RowsFile:
-        rows, about = super().part(split)
+    def read_split(self, split: str) -> SplitRows:
+        rows, about = super().read_split(split)
         if split != "train" or self.align == "given":
-            return RowsFile(rows, about)
+            return SplitRows(rows, about)
         whole = [problem for problem in rows if problem.complete]
         if not whole:
             raise ValueError(
                 f"{about['file']}: of {len(rows)} problems none has a last step that gives its "
                 "answer, and only such are trained on. Mend the steps, or give --align given."
             )
-        return RowsFile(whole, about | {"left_out": len(rows) - len(whole)})
+        return SplitRows(whole, about | {"left_out": len(rows) - len(whole)})
 
     def row(self, line: str) -> Any:
         if self.align != "given":
@@ -93,12 +93,12 @@ class Gsm(Rows):
         """As `Rows.evaluated`, the training rows as they stand in their file, too."""
         return super().evaluated({"resample": 0.0} | given)
 
-    def prompt(self, split: str, index: int) -> str:
-        row = self.file(split).examples[index]
+    def overlap_key(self, split: str, index: int) -> str:
+        row = self.loaded(split).examples[index]
         return self.asked(row.question) if isinstance(row, Problem) else row.prompt
 
     def example(self, split: str, index: int, seed: int | str) -> Example:
-        row = self.file(split).examples[index]
+        row = self.loaded(split).examples[index]
         if not isinstance(row, Problem):
             return row
         if split == "train" and self.resample:
@@ -115,7 +115,7 @@ class Gsm(Rows):
         return replace(example, values=((number.start(), len(example.steps) - 1),))
 
     def coverage(self, split: str, n: int) -> dict[str, float]:
-        rows, about = self.file(split)
+        rows, about = self.loaded(split)
         problems = [row for row in rows[:n] if isinstance(row, Problem)]
         if not problems:
             return {}

@@ -108,17 +108,17 @@ def of_table(cells: Json) -> Json:
     row["steps"] = [f"{cells[prompt]} {row[name]}." for prompt, name in HOPS.items()]
     for column, key in ALIASES.items():
         try:
-            row[key] = list(flat(literal_eval(str(cells[column]))))
+            row[key] = list(texts_in(literal_eval(str(cells[column]))))
         except (SyntaxError, TypeError) as error:
             raise ValueError(f"{column} is no list of names: {cells[column]!r:.100}") from error
     rest = cells["r2(e2).prompt"].rpartition(row["bridge"])[2]
     return row | {"at": len(row["question"].removesuffix(rest))}
 
 
-def flat(value: Any) -> Iterator[str]:
+def texts_in(value: Any) -> Iterator[str]:
     """The texts in lists of lists."""
     if isinstance(value, str):
         yield value
     else:
         for each in value:
-            yield from flat(each)
+            yield from texts_in(each)

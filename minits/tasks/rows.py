@@ -30,8 +30,8 @@ STEP = {"at": int, "text": str}
 WORDS = {str: "a text", list: "a list", int: "a whole number"}
 
 
-class RowsFile(NamedTuple):
-    """What a file of rows holds."""
+class SplitRows(NamedTuple):
+    """What the files of a split hold."""
 
     examples: list[Any]
     about: Json  # for records: file, rows, skipped, sha256
@@ -86,23 +86,23 @@ class Rows(Task):
         return bool(getattr(self, split))
 
     @cached_property
-    def files(self) -> dict[str, RowsFile]:
-        """The splits that were made so far."""
+    def splits_read(self) -> dict[str, SplitRows]:
+        """The splits that were read so far."""
         return {}
 
-    def file(self, split: str) -> RowsFile:
-        """The rows of a split, made once. Raises as `part`."""
-        if split not in self.files:
-            self.files[split] = self.part(split)
-        return self.files[split]
+    def loaded(self, split: str) -> SplitRows:
+        """The rows of a split, read once. Raises as `read_split`."""
+        if split not in self.splits_read:
+            self.splits_read[split] = self.read_split(split)
+        return self.splits_read[split]
 
-    def part(self, split: str) -> RowsFile:
+    def read_split(self, split: str) -> SplitRows:
         """The rows of a split, read now. Raises ValueError, naming the line, or OSError."""
         names = getattr(self, split)
         if not names:
             raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
         read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
-        return read[0] if len(read) == 1 else together(names, read)
+        return read[0] if len(read) == 1 else joined(names, read)
 
     def row(self, line: str) -> Any:
         """The example in a line, or what `example` makes one of.
@@ -133,13 +133,13 @@ class Rows(Task):
         return {"train": "training"}.get(split, split)
 
     def size(self, split: str) -> int:
-        return len(self.file(split).examples) if self.has(split) else 0
+        return len(self.loaded(split).examples) if self.has(split) else 0
 
     def example(self, split: str, index: int, seed: int | str) -> Example:
-        return self.file(split).examples[index]
+        return self.loaded(split).examples[index]
 
     def sources(self) -> dict[str, Json]:
-        return {split: self.file(split).about for split in filter(self.has, FILES)}
+        return {split: self.loaded(split).about for split in filter(self.has, FILES)}
 
     def texts(self) -> Iterator[str]:
         for index in range(self.size("train")):
@@ -202,7 +202,7 @@ def content_of(split: str, name: str) -> bytes:
         raise ValueError(f"{path} is no whole gzip file: {error}. Fetch it anew.") from error
 
 
-def together(names: str, read: list[RowsFile]) -> RowsFile:
+def joined(names: str, read: list[SplitRows]) -> SplitRows:
     """Several files as one."""
     abouts = [about for _, about in read]
     found = {name: sum(about[name] for about in abouts) for name in ("rows", "skipped")}
@@ -210,7 +210,7 @@ def together(names: str, read: list[RowsFile]) -> RowsFile:
     found |= {"first_skipped": skipped[0]["first_skipped"]} if skipped else {}
     digest = sha256("".join(about["sha256"] for about in abouts).encode()).hexdigest()
     examples = [example for rows, _ in read for example in rows]
-    return RowsFile(examples, {"file": names} | found | {"sha256": digest})
+    return SplitRows(examples, {"file": names} | found | {"sha256": digest})
 
 
 def question_first(example: Example, suffix: str) -> Example:
@@ -223,7 +223,7 @@ def question_first(example: Example, suffix: str) -> Example:
     return replace(example, prompt=f"{last} {example.prompt}", steps=(), values=())
 
 
-def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> RowsFile:
+def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> SplitRows:
     """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
     content, examples, bad = content_of(split, name), [], []
     # Lines of bytes: of a text, U+2028 would end one, too.
@@ -246,7 +246,7 @@ def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool
         )
     about = {"file": name, "rows": len(examples), "skipped": len(bad)}
     about |= {"first_skipped": bad[0]} if bad else {}
-    return RowsFile(examples, about | {"sha256": sha256(content).hexdigest()})
+    return SplitRows(examples, about | {"sha256": sha256(content).hexdigest()})
 
 
 def parse_row(line: str) -> Example:
@@ -273,7 +273,7 @@ def parse_row(line: str) -> Example:
 def parse_json(line: str) -> Any:
     """What a line of JSON holds. Raises ValueError saying what is wrong with it."""
     try:
-        return json.loads(line, object_pairs_hook=once)
+        return json.loads(line, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
         raise ValueError(f"no JSON: {error.msg} at character {error.colno}") from error
 
@@ -316,7 +316,7 @@ def members(value: Any, kinds: dict[str, type], what: str, others: bool = False)
     return [value[key] for key in kinds]
 
 
-def once(pairs: list[tuple[str, Any]]) -> Json:
+def without_repeats(pairs: list[tuple[str, Any]]) -> Json:
     """A JSON object. Raises ValueError if a key is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):

@@ -29,7 +29,7 @@ class Task(Protocol):
     """What training and evaluation need. The fields of the dataclass are the task's options."""
 
     name: ClassVar[str]
-    # What is trained on, then the named evaluation sets; a property where they hang on the options.
+    # What is trained on, then the named evaluation sets; a property where they depend on the options.
     splits: ClassVar[tuple[str, ...]]
     unit: ClassVar[str] = "steps"  # what Example.size counts
     bucket: ClassVar[int | None] = None  # how many units share a line of a report; None: no lines
@@ -44,6 +44,11 @@ class Task(Protocol):
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
     # Options that `data` describes the supervision with, unless its flags say otherwise.
     data_options: ClassVar[Json] = {}
+
+    @classmethod
+    def recipe(cls, method: str, kind: str) -> Json:
+        """The good settings for a method and a kind of model; perhaps none."""
+        return cls.recipes.get(("*", kind), {}) | cls.recipes.get((method, kind), {})
 
     @property
     def data_key(self) -> str:
@@ -86,8 +91,8 @@ class Task(Protocol):
         """
         ...
 
-    def prompt(self, split: str, index: int) -> str:
-        """The prompt of an example of a finite split."""
+    def overlap_key(self, split: str, index: int) -> str:
+        """What no two finite splits may share: the prompt of an example."""
         return self.example(split, index, 0).prompt
 
     def asked(self, question: str) -> str:
@@ -142,7 +147,7 @@ def describe_sources(task: Task) -> list[str]:
 def check_overlap(task: Task) -> None:
     """Raises ValueError if two finite splits share a prompt, naming both places."""
     places = {
-        split: {normalised(task.prompt(split, i)): i for i in range(task.size(split))}
+        split: {normalised(task.overlap_key(split, i)): i for i in range(task.size(split))}
         for split in task.splits
         if task.size(split)
     }

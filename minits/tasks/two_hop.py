@@ -26,10 +26,10 @@ from minits.tasks.answers import (
 )
 from minits.tasks.hops import TwoHopExample, parse_fact, parse_two_hop
 from minits.tasks.knowledge import read_known
-from minits.tasks.rows import FILES, Rows, RowsFile, read_rows
+from minits.tasks.rows import FILES, Rows, SplitRows, read_rows
 from minits.tasks.task import Task
 
-REGIMES = {"full": "facts", "parametric": "known"}  # and the file that each needs
+REGIMES = {"full": "facts", "parametric": "known"}  # and the option that names its file
 ASKED = ("question", "first", "second")
 
 
@@ -106,14 +106,14 @@ class TwoHop(Rows):
         return super().has(split) or bool(split == "valid" and self.train and self.valid_share)
 
     @cached_property
-    def divided(self) -> RowsFile:
+    def divided(self) -> SplitRows:
         """What --train names, where its rows are those of two splits."""
-        return super().part("train")
+        return super().read_split("train")
 
-    def part(self, split: str) -> RowsFile:
+    def read_split(self, split: str) -> SplitRows:
         """As that of the task rows; raises ValueError, too, where no row is left."""
         cut = split != "test" and not self.valid and self.valid_share > 0
-        rows, about = self.divided if cut else super().part(split)
+        rows, about = self.divided if cut else super().read_split(split)
         if self.known:
             rows = self.kept_rows(rows, about)
         used = len(rows)
@@ -130,19 +130,19 @@ class TwoHop(Rows):
             rows = rows + self.fact_rows.examples * self.fact_repeats
         if split != "train" and self.ask != "question":
             rows = [self.as_fact(hop_alone(row, ASKED.index(self.ask) - 1)) for row in rows]
-        return RowsFile(rows, about)
+        return SplitRows(rows, about)
 
     @cached_property
-    def fact_rows(self) -> RowsFile:
+    def fact_rows(self) -> SplitRows:
         """The facts that are trained on."""
         rows, about = read_rows("facts", self.facts, parse_fact, self.skip_bad)
         if self.known:  # what a question needs is the base model's to know
             splits = [split for split in ("valid", "test") if self.has(split)]
-            asked = [row for split in splits for row in self.file(split).examples]
+            asked = [row for split in splits for row in self.loaded(split).examples]
             names = {name for row in asked for name in (row.subject, *row.hops[0].names)}
             rows = [row for row in rows if not any(name in row.prompt for name in names)]
             about = about | {"used": len(rows)}
-        return RowsFile(list(map(self.as_fact, rows)), about)
+        return SplitRows(list(map(self.as_fact, rows)), about)
 
     def as_fact(self, row: Example) -> Example:
         """A row without steps as facts are trained on."""
@@ -181,9 +181,9 @@ class TwoHop(Rows):
         place = len(row.answer) - len(row.hops[1].names[0])
         return replace(row, steps=steps, values=((place, len(steps) - 1),))
 
-    def prompt(self, split: str, index: int) -> str:
-        """What no other split may have: a subject. Facts are trained on for all of them."""
-        row = self.file(split).examples[index]
+    def overlap_key(self, split: str, index: int) -> str:
+        """The subject of a question. Facts are trained on for the subjects of all splits."""
+        row = self.loaded(split).examples[index]
         return f"a question about {row.subject}" if isinstance(row, TwoHopExample) else row.prompt
 
     def group(self, example: Example) -> str | None:
@@ -222,7 +222,7 @@ class TwoHop(Rows):
     @cached_property
     def seen(self) -> dict[str, Counter[str]]:
         """Of the training rows, how often each answer follows a second fact, or two relations."""
-        rows = self.file("train").examples if self.train else ()
+        rows = self.loaded("train").examples if self.train else ()
         found = {}
         for row in rows:
             if isinstance(row, TwoHopExample):

@@ -123,7 +123,7 @@ class Training:
             "step": self.done,
             "seconds": self.seconds,
             "stage": self.number,
-            "settings": run_folder.flat(settings, self.task, self.method),
+            "settings": run_folder.run_json(settings, self.task, self.method),
         }
         if getattr(torch, settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
             state["weights"] = self.model.state_dict()  # the files hold them rounded

@@ -164,7 +164,7 @@ def recipe_of(task: Task, method: str, model: str) -> Json:
     kind, checkpoint = "tiny" if model == "tiny" else "real", local(model)
     if checkpoint and config_of(checkpoint).hidden_size == tiny_config(None).hidden_size:
         kind = "tiny"
-    return task.recipes.get(("*", kind), {}) | task.recipes.get((method, kind), {})
+    return task.recipe(method, kind)
 
 
 def local(model: str) -> Path | None:

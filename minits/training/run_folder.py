@@ -29,14 +29,18 @@ from minits.thinking import ThinkingStates
 from minits.training.recipe import TrainSettings, names_of
 
 SETTINGS = names_of(TrainSettings)
-FILES = "data_files"  # the key of `Task.sources` in run.json
+DATA_FILES = "data_files"  # the key of `Task.sources` in run.json and records
 
 
-def flat(settings: TrainSettings, task: Task, method: Method) -> Json:
+def run_json(settings: TrainSettings, task: Task, method: Method) -> Json:
     """What run.json and records hold: settings, options of task and method, files of examples."""
+    return asdict(settings) | asdict(task) | asdict(method) | data_files(task)
+
+
+def data_files(task: Task) -> Json:
+    """What run.json and records say of the files of examples; empty where there are none."""
     sources = task.sources()
-    files = {FILES: sources} if sources else {}
-    return asdict(settings) | asdict(task) | asdict(method) | files
+    return {DATA_FILES: sources} if sources else {}
 
 
 def origin(settings: TrainSettings, task: Task, method: Method) -> Json:
@@ -56,7 +60,8 @@ def unused(folder: Path) -> Path:
 def made_new(folder: Path, named: bool) -> Path:
     """The folder of a new run, made now. Raises ValueError if it cannot be.
 
-    One that nobody `named` gives way to another training that takes it at the same moment.
+    Where another training takes it at the same moment, one that nobody `named` is given up for the
+    next free name.
     """
     while True:
         try:
@@ -73,7 +78,7 @@ def made_new(folder: Path, named: bool) -> Path:
 
 def write_run(folder: Path, settings: TrainSettings, task: Task, method: Method) -> None:
     """Writes run.json."""
-    text = json.dumps(flat(settings, task, method), indent=2)
+    text = json.dumps(run_json(settings, task, method), indent=2)
     write_text(folder / "run.json", text + "\n")
 
 
@@ -89,7 +94,7 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
             "`run.py train` made; name its folder with --out."
         )
     found = read_json(path)
-    found.pop(FILES, None)
+    found.pop(DATA_FILES, None)
     try:
         settings = TrainSettings(**{name: found.pop(name) for name in SETTINGS & found.keys()})
         check_settings(settings)
@@ -110,7 +115,7 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
 def check_sources(folder: Path, task: Task) -> None:
     """Raises ValueError if a run goes on that began with other contents of the task's files."""
     path = folder / "run.json"
-    before = read_json(path).get(FILES) if path.exists() else None
+    before = read_json(path).get(DATA_FILES) if path.exists() else None
     if not before:
         return
     for split, now in task.sources().items():
@@ -174,7 +179,7 @@ def best_so_far(folder: Path) -> tuple[int, float]:
 
 # Settings that may differ from those that a checkpoint was saved under.
 HARMLESS = "device steps log_every eval_every keep_best save_every save_dtype keep no_save".split()
-HARMLESS += [FILES]
+HARMLESS += [DATA_FILES]
 
 
 def check_agreement(
@@ -187,9 +192,9 @@ def check_agreement(
 ) -> None:
     """Raises ValueError if a checkpoint is not one of this training, or run.json was edited.
 
-    What changes no step may be another; of the number of steps `check_steps` decides.
+    Settings that change no step may differ; whether their number may is for `check_steps`.
     """
-    run = flat(settings, task, method)
+    run = run_json(settings, task, method)
     again = (
         "Put back what training wrote, or start from these weights with: python run.py train "
         f"{settings.task} --model {quote(str(checkpoint))}"

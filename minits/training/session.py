@@ -192,7 +192,7 @@ def run_training(
             if (folder / "run.json").exists():
                 goes_on = f"it goes on after step {training.done} of {settings.steps}"
                 note(goes_on if training.done else "it has no checkpoint: from the start")
-            note("settings " + json.dumps(run_folder.flat(settings, task, method)))
+            note("settings " + json.dumps(run_folder.run_json(settings, task, method)))
             for line in describe_sources(task):
                 note(line)
             if settings.warmup > settings.steps:

@@ -29,7 +29,7 @@ from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.weights import Checkpoint, load_checkpoint
 from minits.cli.sources import trained_task
 from minits.cli.train import resumed
-from minits.training.run_folder import flat, read_run, read_state, write_run
+from minits.training.run_folder import run_json, read_run, read_state, write_run
 
 DEEP = os.environ.get("MINITS_PROFILE") == "deep"
 SHIPPED = ASSETS / "parity"
@@ -196,7 +196,7 @@ def test_one_changed_key_of_run_json_is_used_or_refused_by_name(run_of, data):
         folder = Path(name)
         (folder / "run.json").write_text(json.dumps(changed(whole, way, value)))
         try:
-            found = flat(*read_run(folder))
+            found = run_json(*read_run(folder))
         except Exception as error:
             told(error, "run.json", way[0])
             return

@@ -150,7 +150,7 @@ def test_text_after_the_question_moves_no_step(tmp_path):
     for one, other in zip(plain, longer):
         assert other.prompt == one.prompt + " Think." and other.steps == one.steps
     task = gsm(tmp_path, suffix="Think.")
-    assert [task.prompt("train", i) for i in range(3)] == [each.prompt for each in longer]
+    assert [task.overlap_key("train", i) for i in range(3)] == [each.prompt for each in longer]
     assert task.asked("How many?") == "How many? Think."
 
 
