@@ -92,7 +92,7 @@ def think(
     limit: int | None,  # None: as the model was trained
     hook: Intervention,
 ) -> list[Thought]:
-    """The thoughts after the chunks at `places`, from their h: T too has a widest pass."""
+    """The thoughts after the chunks at `places`, from their h, at most PASS tokens at once."""
     limit, most = limit or engine.config.max_thought_tokens, max(PASS // h.shape[1], 1)
     found = []
     for start in range(0, len(h), most):

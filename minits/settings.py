@@ -23,7 +23,7 @@ def setting(default: Any = MISSING, text: str = "", **about: Any) -> Any:
 def check_settings(config: Any, spell: Callable[[str], str] = str) -> Any:
     """`config` itself; raises ValueError for the first setting whose type or value cannot be.
 
-    spell: how the one who gave the values spells their names.
+    spell: how messages spell the names: as keys of a file or, with `flag`, as flags.
     """
     hints = get_type_hints(type(config))
     for each in fields(config):

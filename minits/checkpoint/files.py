@@ -77,7 +77,7 @@ def read_json(path: Path) -> Json:
 def read_values(kind: type, raw: Json, where: Path | str) -> Any:
     """The keys of `raw` that the dataclass `kind` has, each checked as its `setting` says.
 
-    Null is as good as no key. Raises ValueError naming the file, `where`, and the key.
+    A null counts as a missing key. Raises ValueError naming the file, `where`, and the key.
     """
     found = {
         each.name: raw[each.name] for each in fields(kind) if raw.get(each.name) is not None

@@ -208,8 +208,8 @@ def open_tensors(path: Path) -> safe_open:
 
 
 @contextmanager
-def told_from(folder: Path, device: str | torch.device) -> Iterator[None]:
-    """Within, what torch says when weights find no room becomes a ValueError that tells of it."""
+def memory_errors(folder: Path, device: str | torch.device) -> Iterator[None]:
+    """Raises ValueError where the weights of `folder` find no room on `device`."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

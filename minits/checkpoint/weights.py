@@ -27,7 +27,7 @@ from minits.checkpoint.files import (
     read_values,
     require,
 )
-from minits.checkpoint.tensor_files import load_exactly, told_from, weight_files, write_tensors
+from minits.checkpoint.tensor_files import load_exactly, memory_errors, weight_files, write_tensors
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.qwen import Qwen2ForCausalLM, QwenConfig
 from minits.settings import setting
@@ -153,7 +153,7 @@ def read_checkpoint(
     with torch.device("meta"), WithoutInit():
         model = ThinkingStates(Qwen2ForCausalLM(qwen), config, thinks=thinks)
     tied = qwen.tie_word_embeddings
-    with told_from(folder, device):
+    with memory_errors(folder, device):
         load_exactly(model.backbone, weight_files(folder), dtype, device, tied=tied)
         model.backbone.tie()
         if thinks and about:

@@ -69,10 +69,7 @@ class EvalFlags(Output, Machine):
 
 def became(lines: Sequence[Record], second: Sequence[Record]) -> Record:
     """How the rows of a first evaluation fared in a second one."""
-    wrong, right = (
-        [other["correct"] for line, other in zip(lines, second) if line["correct"] is before]
-        for before in (False, True)
-    )
+    wrong, right = ([second[i]["correct"] for i in rows] for rows in wrong_and_right(lines))
     return {
         "accuracy": fmean(wrong + right),
         "rows_wrong_before": len(wrong),
@@ -130,13 +127,12 @@ def check_states(flags: EvalFlags, rows: Pairs, limit: int) -> None:
         )
 
 
-def wrong_and_right(lines: Sequence[Record]) -> list[int]:
-    """All rows, a wrong one and a right one in turn as long as there are both."""
-    wrong, right = (
+def wrong_and_right(lines: Sequence[Record]) -> list[list[int]]:
+    """The numbers of the rows that are wrong, and of those that are right."""
+    return [
         [line["index"] for line in lines if line["correct"] is correct]
         for correct in (False, True)
-    )
-    return [i for pair in zip_longest(wrong, right) for i in pair if i is not None]
+    ]
 
 
 class Pass(NamedTuple):
@@ -193,7 +189,7 @@ def run(given: Given) -> tuple[Record, int]:
     config = replace(config, think_while_decoding=not flags.prompt_thoughts)
     seed, hook = flags.seed, hook_of(flags, method)
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
-    if flags.prompt_thoughts:  # what was not to be thought is not wrong
+    if flags.prompt_thoughts:  # a thought that was not asked for is not wrong
         for _, row in rows:
             del row.thoughts[row.prompt_length // engine.config.chunk_size :]
     config = with_room(engine, rows, config)
@@ -228,7 +224,9 @@ def run(given: Given) -> tuple[Record, int]:
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
         top |= {"result": describe(report).splitlines()[0]}
-        shown = wrong_and_right(passes[0].lines)[:MOST_ROWS]
+        # A wrong row and a right one in turn as long as there are both.
+        pairs = zip_longest(*wrong_and_right(passes[0].lines))
+        shown = [i for pair in pairs for i in pair if i is not None][:MOST_ROWS]
         cards = [[each.card(i, opened, config) for each in passes] for i in shown]
         write_text(Path(flags.html), page(top, cards, len(rows)))
     return record(figures, device=str(engine.device), seed=seed), 0

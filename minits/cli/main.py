@@ -26,9 +26,7 @@ COMMANDS = {
     "data": data,
 }
 TABLES = {"task": TASKS, "method": METHODS}
-
-
-LONGEST = 1000  # characters of a message; what lies between its two ends goes
+LONGEST = 1000  # characters of a message; the middle of a longer one is left out
 
 
 class Parser(argparse.ArgumentParser):

@@ -117,10 +117,8 @@ def trained_task(folder: Path, about: Json, name: str | None = None) -> Task:
         if settings.task == name:
             return task
     known = name in TASKS and about.get("task") == name
-    kept = TASKS[name].kept if known else ()
     try:
-        options = {option: about[option] for option in kept if option in about}
-        return make_task(name, spell=str, **options)
+        return make_task(name, spell=str, **kept_options(TASKS[name], about) if known else {})
     except ValueError as error:
         raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
 
@@ -133,8 +131,12 @@ def trained_method(folder: Path, about: Json) -> Method:
     if (folder / "run.json").exists():
         return read_run(folder)[2]
     name = about.get("method", "thinking") if about else "no-cot"
-    kept = METHODS[name].kept if name in METHODS else ()
-    return make_method(name, **{option: about[option] for option in kept if option in about})
+    return make_method(name, **kept_options(METHODS[name], about) if name in METHODS else {})
+
+
+def kept_options(kind: type[Task] | type[Method], about: Json) -> Json:
+    """The options of a task or a method that went into thinking.json."""
+    return {option: about[option] for option in kind.kept if option in about}
 
 
 def say_limit(about: Json, limit: int | None) -> None:

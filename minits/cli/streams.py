@@ -1,4 +1,4 @@
-"""Standard streams that no output makes fail but the disk and the reader."""
+"""Standard streams that fail only where the disk is full or the reader has gone."""
 import os
 import sys
 

@@ -90,10 +90,11 @@ def run(given: Given) -> tuple[Record, int]:
 
 
 def tell(text: str) -> None:
-    """A line of results. Once that fails nobody reads them: Python shall not try at its end."""
+    """Prints a line of results."""
     try:
         print(text)
     except OSError:
+        # Nobody reads them any more: as Python exits, it is not to fail once more on the rest.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
@@ -134,7 +135,7 @@ def new_folder(out: str | None, settings: TrainSettings) -> Path:
     return folder
 
 
-# What may be chosen beside a preset: none of it makes another run of it.
+# Settings that may be chosen beside a preset, for they leave it the same run.
 FREE = {
     each.name
     for kind in (TrainSettings, TrainFlags)

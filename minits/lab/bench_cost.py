@@ -116,7 +116,7 @@ def with_latents(question: list[int], latents: int) -> list[int]:
 
 
 def losses_of(name: str, model: ThinkingStates, row: Row, losses: Any = None) -> Callable:
-    """The losses of a row by a method, without room for longer rows: a batch of one has no use."""
+    """The losses of a row by a method; its batch has no room to grow, for there is no other one."""
     method = make_method(name)
     sizes = ExactSizes(least=int(method.thinks))
     batch = method.collate([row], model.config, sizes=sizes)

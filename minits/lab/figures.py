@@ -29,7 +29,7 @@ def pyplot() -> Any:
 
 
 def draw_all(book: Book, folder: Path) -> dict[str, bool]:
-    """Draws every figure that has records into a folder that is there; of each name, if it has.
+    """Draws every figure that has records into an existing folder; by name, whether it was drawn.
 
     Raises ValueError where matplotlib is missing, or for a value that cannot be drawn.
     """

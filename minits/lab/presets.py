@@ -1,8 +1,8 @@
 """Named runs: `run.py train --preset NAME`.
 
 A preset is a cell of a table: what is trained, and what the paper found there. It holds what makes
-the run what it is. Weights, files of data and seed are whoever runs it's to name; what it knows of
-them it checks.
+the run what it is. Weights, files of data and the seed are named by whoever runs it; what the
+preset knows of them is checked.
 
 In Table 1 there is one recipe for each task and method, whatever N is; N is the longest training
 example in operations.
@@ -59,7 +59,7 @@ def table1_presets() -> dict[str, Preset]:
     found = {}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in paper.STATE_TRACKING.items():
-        settings = real(task, method) | options[task] | EVALUATION
+        settings = real_recipe(task, method) | options[task] | EVALUATION
         for N, share in cells.items():
             title = f"{METHODS[method].title}, N = {N}"
             found[f"table1/{task}-{N}-{method}"] = Preset(title, settings | {"max_ops": N}, share)
@@ -73,7 +73,7 @@ def table1_presets() -> dict[str, Preset]:
     return found
 
 
-def real(task: str, method: str) -> Settings:
+def real_recipe(task: str, method: str) -> Settings:
     """The task's recipe for a method on real weights."""
     return {"task": task, "method": method} | TASKS[task].recipe(method, "real")
 
@@ -111,57 +111,59 @@ class TableLine(NamedTuple):
     two_hop: Settings
 
 
-def lasting(steps: int, evaluations: int = 2, **more: Any) -> Settings:
-    """Settings of a training that is evaluated so often, in equal parts."""
+def schedule(steps: int, evaluations: int = 2, **more: Any) -> Settings:
+    """Settings of a training of `steps` steps that is evaluated so often, at equal distances."""
     return {"steps": steps, "eval_every": steps // evaluations} | more
 
 
 LINES = {
-    "cot": TableLine("CoT", {"method": "cot"}, lasting(2000), lasting(1200, 4)),
-    "no-cot": TableLine("No-CoT", {"method": "no-cot"}, lasting(6000, 3), lasting(1200, 4)),
+    "cot": TableLine("CoT", {"method": "cot"}, schedule(2000), schedule(1200, 4)),
+    "no-cot": TableLine("No-CoT", {"method": "no-cot"}, schedule(6000, 3), schedule(1200, 4)),
     "thinking": TableLine(
         "Thinking States",
         {"method": "thinking"},
-        lasting(11_000, 4, one_per_chunk=True),
-        lasting(1200, 4),
+        schedule(11_000, 4, one_per_chunk=True),
+        schedule(1200, 4),
     ),
     "icot": TableLine(
         "iCoT, token by token",
         REMOVAL | {"removal": "tokens"},
-        lasting(11_400, 6, stage_samples=8_000),
+        schedule(11_400, 6, stage_samples=8_000),
         # The longest chain has 19 tokens; one goes every eighth of an epoch, facts counted in.
-        lasting(1200, 4, remove_all_at=20, stage_samples=1_400),
+        schedule(1200, 4, remove_all_at=20, stage_samples=1_400),
     ),
     "icot-steps": TableLine(
         "iCoT, step by step",
         REMOVAL | {"removal": "steps"},
-        lasting(4000, stage_samples=21_000),
-        lasting(1200, stage_samples=8_000),
+        schedule(4000, stage_samples=21_000),
+        schedule(1200, stage_samples=8_000),
     ),
     "coconut": TableLine(
         f"Coconut, {LATENT['latents']} latents",
         LATENT | {"method": "coconut"},
-        lasting(2000, stage_samples=36_000),
-        lasting(750, stage_samples=11_000),
+        schedule(2000, stage_samples=36_000),
+        schedule(750, stage_samples=11_000),
     ),
     "pause": TableLine(
         "Pause tokens",
         LATENT | {"method": "pause"},
-        lasting(2000, stage_samples=36_000),
-        lasting(750, stage_samples=11_000),
+        schedule(2000, stage_samples=36_000),
+        schedule(750, stage_samples=11_000),
     ),
 }
 # Of each benchmark, the lines that there are at 1.5B, too.
 LARGE = {"gsm": ("cot", "no-cot", "thinking", "icot", "icot-steps", "coconut")}
 LARGE |= dict.fromkeys(REGIMES, ("cot", "no-cot", "thinking"))
+# The paper's training: steps that end in one chunk share a state, so thoughts are long.
+AS_WRITTEN = schedule(7500, 3, method="thinking", chunk_size=8, suffix="", max_thought_tokens=256)
 
 
 def reasoning_preset(size: str, title: str, benchmark: str, method: str, **more: Any) -> Preset:
     """A method on word problems ("gsm"), or on two-hop questions in one of the REGIMES."""
     if benchmark == "gsm":
-        settings, files = real("gsm", method) | GSM, ("train", "valid", "test")
+        settings, files = real_recipe("gsm", method) | GSM, ("train", "valid", "test")
     else:
-        settings = real("two-hop", method) | TWO_HOP | {"knowledge": benchmark}
+        settings = real_recipe("two-hop", method) | TWO_HOP | {"knowledge": benchmark}
         files = ("train", "test", REGIMES[benchmark])
     share, speed = paper.REASONING[benchmark].get(method, (None, None))
     return Preset(
@@ -216,10 +218,6 @@ def table2_presets() -> dict[str, Preset]:
     return found
 
 
-# Steps that end in one chunk share a state, so thoughts are long.
-AS_WRITTEN = lasting(7500, 3, method="thinking", chunk_size=8, suffix="", max_thought_tokens=256)
-
-
 # -- ablations, and the paper's own recipe ---------------------------------------------------------
 
 LAYERS = (2, 4, 8, 12, 16, 20)  # of 24, H is read after; the default: after 23
@@ -251,8 +249,8 @@ def ablations() -> dict[str, Preset]:
     usual = {"method": "thinking", "chunk_size": 8, "max_thought_tokens": 256}
     found = {}
     for task, benchmark, own in (
-        ("gsm", "gsm", lasting(6000, 3, **LATER)),
-        ("two-hop", "full", lasting(1200, 4, **SAID_LATER)),
+        ("gsm", "gsm", schedule(6000, 3, **LATER)),
+        ("two-hop", "full", schedule(1200, 4, **SAID_LATER)),
     ):
         for name, (title, change) in cells.items():
             if task == "two-hop" and name.endswith("-one"):
@@ -268,7 +266,7 @@ def paper_presets() -> dict[str, Preset]:
     Three epochs: it gives neither their number nor rate and batch. Its steps were placed by a
     teacher LLM, here rules place them.
     """
-    settings = real("gsm", "thinking") | AS_WRITTEN | lasting(9_038, 3)
+    settings = real_recipe("gsm", "thinking") | AS_WRITTEN | schedule(9_038, 3)
     settings |= {
         "batch_size": 128,
         "lr": 3e-5,

@@ -41,7 +41,7 @@ def without_folders(text: str) -> str:
 
 
 def without_paths(value: Any) -> Any:
-    """A value without paths of this machine, but for the folder of a run, where to look for it."""
+    """A value without paths of this machine, but for the folder of a run, which must be found."""
     if isinstance(value, dict):
         return {key: each if key == "run" else without_paths(each) for key, each in value.items()}
     return without_folders(value) if isinstance(value, str) else value
@@ -57,7 +57,7 @@ def machine(device: str) -> str:
 def revision() -> str:
     """The commit of the source, "+" where files differ from it.
 
-    From MINITS_REVISION where there is no repository, or only one of others around a copy of us.
+    From MINITS_REVISION where there is no repository, or where it is not this project's own.
     """
     root = Path(__file__).parents[2]
 

@@ -223,7 +223,7 @@ def read_book(folder: Path = RECORDS) -> Book:
     return Book(*(read_records(folder / f"{name}.jsonl") for name in FILES))
 
 
-# What comes of a value of another kind.
+# What is raised where a value is of another kind than expected.
 BROKEN = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 

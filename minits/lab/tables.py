@@ -70,7 +70,7 @@ def state_tracking(records: Sequence[Record]) -> str:
 def table(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
     """The cells of one of the TABLES.
 
-    A preset that is no more is known by its runs, which may carry their title.
+    A preset that was removed is made from its runs, which may carry its title.
     """
     named = [run for run in records if run.get("preset")]
     presets = PRESETS | {

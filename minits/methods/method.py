@@ -32,7 +32,7 @@ class Method(Protocol):
     title: ClassVar[str]  # in tables
     thinks: ClassVar[bool]  # whether the model has T and C
     has_states: ClassVar[bool] = False  # vectors that an `Intervention` may replace
-    spare: ClassVar[int] = 0  # rows of the vocabulary that it uses and no token does
+    spare: ClassVar[int] = 0  # embedding rows that it needs and that no token uses
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS  # how its samples may be laid into rows
 

@@ -19,11 +19,11 @@ from minits.settings import setting
 from minits.supervision import Example, Row, encode_prompt
 from minits.thinking import ThinkingConfig, ThinkingStates
 
-SEED = "."  # the token that the three start as
-MARKED = ("pause", "coconut")  # methods whose weights know the three
+SEED = "."  # the token whose weights the three start from
+MARKED = ("pause", "coconut")  # methods that have trained the three
 
 
-@lru_cache(maxsize=1)  # a look at all of a vocabulary
+@lru_cache(maxsize=1)  # it takes a look at the whole vocabulary
 def begin_id(tokenizer: Tokenizer) -> int:
     """The first of three consecutive ids: begin, end, latent."""
     return max(tokenizer.known_ids) + 1

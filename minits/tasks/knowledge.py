@@ -1,4 +1,4 @@
-"""What a base model knows: the two-hop rows that it has both facts of, and does not just guess.
+"""What a base model knows: the two-hop rows whose two facts it knows, and does not just guess.
 
 It is asked in plain text, greedily. A fact is known if in at least one of three phrasings the first
 line of the reply holds a name of its object, as whole words.

@@ -29,7 +29,7 @@ class Task(Protocol):
     """What training and evaluation need. The fields of the dataclass are the task's options."""
 
     name: ClassVar[str]
-    # What is trained on, then the named evaluation sets; a property where they depend on the options.
+    # What is trained on, then the named evaluation sets; a property where options decide them.
     splits: ClassVar[tuple[str, ...]]
     unit: ClassVar[str] = "steps"  # what Example.size counts
     bucket: ClassVar[int | None] = None  # how many units share a line of a report; None: no lines

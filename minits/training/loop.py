@@ -258,7 +258,7 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
         around.callback(stop.tell, file.close)
         around.callback(stop.tell, bar.close)
         over = False
-        # A run that stopped at a step to evaluate at may have done so before it did.
+        # The run may have been interrupted at a step to evaluate at, before it was evaluated.
         began = settings.keep_best and 0 < training.done < settings.steps
         if lead and began and training.done % settings.eval_every == 0:
             evaluate_between(training, stop, log)

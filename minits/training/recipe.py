@@ -16,7 +16,7 @@ from minits.tasks.task import Task
 from minits.training import distributed
 
 DTYPES = ("float32", "bfloat16", "float64")
-# What has no value but by a recipe, a flag or the model to start from.
+# Settings without a default: a recipe, a flag or the model to start from gives the value.
 CHOSEN = "chunk_size inject_after max_thought_tokens".split()
 CHOSEN += "steps batch_size layout lr warmup decay".split()
 

@@ -192,7 +192,7 @@ def check_agreement(
 ) -> None:
     """Raises ValueError if a checkpoint is not one of this training, or run.json was edited.
 
-    Settings that change no step may differ; whether their number may is for `check_steps`.
+    Settings that change no step may differ; whether `steps` may, `check_steps` decides.
     """
     run = run_json(settings, task, method)
     again = (

@@ -138,14 +138,14 @@ def make_model(
 
 
 def ran_out(error: Exception) -> bool:
-    """Whether memory ran out, of the host or of a card: torch tells of it in a RuntimeError."""
-    told = re.search("allocate|out of memory", str(error))
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(told))
+    """Whether memory ran out, of the host or of a card, where torch raises a RuntimeError."""
+    said = re.search("allocate|out of memory", str(error))
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(said))
 
 
 @contextmanager
-def memory_told() -> Iterator[None]:
-    """Raises TrainingError with what to do where memory runs out."""
+def memory_errors() -> Iterator[None]:
+    """Raises TrainingError, which says what to do, where memory runs out."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -176,7 +176,7 @@ def run_training(
     lead, new = distributed.rank() == 0, not folder.exists()
     if not lead:
         log = note = silent
-    with memory_told(), ExitStack() as stack:
+    with memory_errors(), ExitStack() as stack:
         if lead and not new:
             stack.enter_context(locked(folder))
         run_folder.check_sources(folder, task)

@@ -39,11 +39,11 @@ class Stop:
         self.abandoning = False  # a signal raises KeyboardInterrupt
 
     def __enter__(self) -> "Stop":
-        self.ear, self.mouth = socket.socketpair()
-        self.mouth.setblocking(False)
+        self.receiver, self.sender = socket.socketpair()
+        self.sender.setblocking(False)
         self.thread = Thread(target=self.listen, daemon=True)
         self.thread.start()
-        self.wakeup = signal.set_wakeup_fd(self.mouth.fileno(), warn_on_full_buffer=False)
+        self.wakeup = signal.set_wakeup_fd(self.sender.fileno(), warn_on_full_buffer=False)
         heeded = [each for each in SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
         self.previous = {each: signal.signal(each, self.ask) for each in heeded}
         return self
@@ -52,10 +52,10 @@ class Stop:
         for number, handler in self.previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self.wakeup)
-        self.mouth.send(b"\0")
+        self.sender.send(b"\0")
         self.thread.join()
-        self.ear.close()
-        self.mouth.close()
+        self.receiver.close()
+        self.sender.close()
 
     def ask(self, *_: Any) -> None:
         """The handler of the signals."""
@@ -67,7 +67,7 @@ class Stop:
     def listen(self) -> None:
         """Answers every signal, whose number Python sends here before it runs the handler."""
         before, when = 0, -inf
-        while number := self.ear.recv(1)[0]:
+        while number := self.receiver.recv(1)[0]:
             now = time.monotonic()
             if number not in SIGNALS or (number == before and now - when < SAME_CALL):
                 continue

@@ -139,8 +139,8 @@ class SampleStream(Dataset):
     def ahead(self, first: int, end: int) -> Iterator[tuple[list[Row], list[FlatBatch]]]:
         """Samples and batches of the steps first … end - 1. Raises as `rows`.
 
-        On CUDA, where shapes are to repeat, the first ones are made once before: the sizes then
-        have grown before the first step, whose graph or compiled layers serve the later ones too.
+        On CUDA, where shapes are to repeat, the batches of the first pool are made twice: so sizes
+        have grown before the first step, whose graph or compiled layers serve later ones, too.
         """
         numbers = range(first // POOL, -(-end // POOL))
         loader = DataLoader(
