@@ -2,7 +2,7 @@
 import warnings
 from dataclasses import asdict, dataclass, fields
 
-from minits.checkpoint.files import Json, plain, read_values
+from minits.checkpoint.files import Json, printable, read_values
 from minits.qwen import QwenConfig
 from minits.settings import setting
 
@@ -54,7 +54,7 @@ def read_config(raw: Json, where: str = "config.json") -> QwenConfig:
     """The configuration in the parsed file; `where` names it in messages."""
     file = read_values(ConfigFile, raw, where)
     if file.quantization_config:
-        how = plain(file.quantization_config.get("quant_method", "in some way"), 40)
+        how = printable(file.quantization_config.get("quant_method", "in some way"), 40)
         raise ValueError(
             f"{where}: quantization_config says that the weights are quantised ({how}). Use the "
             "checkpoint that they were made from."
@@ -128,7 +128,7 @@ def sliding_attention(file: ConfigFile, where: str) -> tuple[int | None, tuple[i
     if wrong or len(kinds) != layers:
         raise ValueError(
             f"{where}: layer_types has {len(kinds)} entries for num_hidden_layers {layers}"
-            + (f", among them {plain(repr(wrong[0]))}, not one of {KINDS}." if wrong else ".")
+            + (f", among them {printable(repr(wrong[0]))}, not one of {KINDS}." if wrong else ".")
         )
     sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
     if not sliding:

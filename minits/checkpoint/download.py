@@ -11,7 +11,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 WANTED = ["*.json", "*.safetensors", "merges.txt", "chat_template*"]
 
 
-def resolve(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
+def local_folder(folder_or_hub_id: str | Path, revision: str | None = None) -> Path:
     """The local folder of a path or hub id. What looks like a path is never sent to the hub.
 
     A folder of a hub id's name wins if it holds a model or a run.

@@ -18,7 +18,7 @@ Json = dict[str, Any]  # a JSON object
 present = os.path.lexists
 
 
-def plain(text: object, most: int = 200) -> str:
+def printable(text: object, most: int = 200) -> str:
     """Foreign text as it may stand in a message: its middle left out, control characters shown."""
     text, half = str(text), most // 2
     if len(text) > most:
@@ -66,7 +66,7 @@ def read_json(path: Path) -> Json:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:  # the latter: nested a thousand times
         raise ValueError(
-            f"{path} is not valid JSON ({plain(error)}); download or write it again."
+            f"{path} is not valid JSON ({printable(error)}); download or write it again."
         ) from error
     if not isinstance(value, dict):
         kind = type(value).__name__
@@ -91,7 +91,7 @@ def read_values(kind: type, raw: Json, where: Path | str) -> Any:
     try:
         return check_settings(kind(**found))
     except ValueError as error:
-        raise ValueError(f"{where}: {plain(error)} Put back what it was.") from error
+        raise ValueError(f"{where}: {printable(error)} Put back what it was.") from error
 
 
 def write_text(path: Path, text: str) -> None:

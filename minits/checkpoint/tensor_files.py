@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from minits.checkpoint.files import flush, listing, plain, present, read_json, require
+from minits.checkpoint.files import flush, listing, present, printable, read_json, require
 
 FLOATS = ("F64", "F32", "F16", "BF16")  # what weights may be, in the words of safetensors
 # What weights of a model are called; those beside the ones that are read must be a mistake.
@@ -71,8 +71,8 @@ def weight_map(index: Path) -> dict[str, str]:
     for name, file in found.items():
         if not (isinstance(file, str) and re.fullmatch(r"[\w.-]+\.safetensors", file)):
             raise ValueError(
-                f"{index}: weight_map has {plain(name)} in {plain(repr(file))}, which is no name "
-                "of a file of weights in this folder; download it again."
+                f"{index}: weight_map has {printable(name)} in {printable(repr(file))}, which is "
+                "no name of a file of weights in this folder; download it again."
             )
     return found
 
@@ -111,7 +111,7 @@ def load_exactly(
     problems = differences(expected, found, tied) + problems
     if problems:
         names = ", ".join(sorted(path.name for path in files)[:8])
-        shown = "; ".join(plain(problem) for problem in problems[:MOST])
+        shown = "; ".join(printable(problem) for problem in problems[:MOST])
         rest = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
         raise ValueError(
             f"{folder}: {names} does not fit the model, {len(problems)} problem(s): {shown}{rest}. "
@@ -150,7 +150,7 @@ def note_oddities(folder: Path, found: dict[str, tuple], unused: list[str]) -> N
     }
     for text, names in notes.items():
         if names:
-            first = plain(names[0])
+            first = printable(names[0])
             warnings.warn(f"{folder}: {len(names)} tensors are {text}; the first: {first}")
 
 
@@ -202,7 +202,7 @@ def open_tensors(path: Path) -> safe_open:
         return safe_open(path, framework="pt", device="cpu")
     except SafetensorError as error:
         raise ValueError(
-            f"{path} ({size} bytes) is no whole safetensors file: {plain(error)}. Download it "
+            f"{path} ({size} bytes) is no whole safetensors file: {printable(error)}. Download it "
             "again; if a run of yours wrote it, remove its folder: the checkpoint before counts."
         ) from error
 
@@ -214,7 +214,7 @@ def memory_errors(folder: Path, device: str | torch.device) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         size = sum(path.stat().st_size for path in folder.glob("*.safetensors")) / 1e9
-        said = plain(str(error).partition("\n")[0] or "no memory")
+        said = printable(str(error).partition("\n")[0] or "no memory")
         raise ValueError(
             f"{folder}: its weights ({size:.1f} GB in files) could not be put on {device}: {said}. "
             "Free memory, or load them as bfloat16."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 
-from minits.checkpoint.files import Json, plain, require
+from minits.checkpoint.files import Json, printable, require
 
 UNKNOWN = "<unk>"
 
@@ -61,8 +61,8 @@ class Tokenizer:
             return cls(definition, eos_ids, pad_id, companions)
         except Exception as error:  # the package raises bare Exception for a malformed file
             raise ValueError(
-                f"{path} is not a readable tokenizer: {culprit(path)}{plain(error)}. Download it "
-                "again."
+                f"{path} is not a readable tokenizer: {culprit(path)}{printable(error)}. Download "
+                "it again."
             ) from error
 
     @property
@@ -88,7 +88,7 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             # So Python shows bytes of another encoding, on the command line for one.
             raise ValueError(
-                f"{plain(repr(text))} is not UTF-8 text: {error.reason}. Convert it first."
+                f"{printable(repr(text))} is not UTF-8 text: {error.reason}. Convert it first."
             ) from error
         encoded = self._encoder.encode(text, add_special_tokens=False)
         if self._unknown is not None and self._unknown in encoded.ids:
@@ -96,9 +96,9 @@ class Tokenizer:
             vocabulary = self._encoder.get_vocab()
             words = sorted(token for token in vocabulary if not token.startswith("<"))
             raise ValueError(
-                f"the word {plain(repr(text[at:end]))} is not in this small vocabulary, where a "
-                f"space belongs to the word after it: {plain(words, 800)}. Use these words, or a "
-                "real model with --model."
+                f"the word {printable(repr(text[at:end]))} is not in this small vocabulary, where "
+                f"a space belongs to the word after it: {printable(words, 800)}. Use these words, "
+                "or a real model with --model."
             )
         before = self.start_ids if start else []
         return [*before, *encoded.ids], [(0, 0)] * len(before) + encoded.offsets

@@ -16,13 +16,13 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from minits.checkpoint.config_json import read_config, write_config
-from minits.checkpoint.download import checkpoint_of, resolve
+from minits.checkpoint.download import checkpoint_of, local_folder
 from minits.checkpoint.files import (
     Json,
     listing,
     new_folder,
-    plain,
     present,
+    printable,
     read_json,
     read_values,
     require,
@@ -104,7 +104,7 @@ def load(
     Raises FileNotFoundError for what is missing, ValueError for what does not fit, a value that
     contradicts a trained run included.
     """
-    folder = resolve(folder_or_hub_id, revision)
+    folder = local_folder(folder_or_hub_id, revision)
     asked = dict(zip(CHOICES, (chunk_size, inject_after, extract_after)))
     return load_checkpoint(folder, dtype, device, **asked)[:2]
 
@@ -244,7 +244,7 @@ def thinks_of(folder: Path, about: Json) -> bool:
     if thinks is None or THINKS.get(method, thinks) != thinks or blocks > thinks:
         there = "there is a" if blocks else "there is no"
         raise ValueError(
-            f"{folder / 'thinking.json'}: method is {plain(repr(method))} and thinks "
+            f"{folder / 'thinking.json'}: method is {printable(repr(method))} and thinks "
             f"{about.get('thinks')}, and {there} thinking.safetensors; this contradicts itself, or "
             "is not known. Put back what training wrote."
         )
@@ -263,7 +263,7 @@ def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
             ids = value if several and isinstance(value, list) else [value]
             if any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
                 raise ValueError(
-                    f"{folder / name}: {key} is {plain(repr(value))}, outside the vocabulary "
+                    f"{folder / name}: {key} is {printable(repr(value))}, outside the vocabulary "
                     f"(0 … {vocab_size - 1}). Put back what it was."
                 )
             values.append(ids)
@@ -295,7 +295,7 @@ def read_tokenizer(
         )
     highest = max(tokenizer.known_ids)
     if highest >= vocab_size:
-        token = plain(repr(tokenizer.token(highest)))
+        token = printable(repr(tokenizer.token(highest)))
         raise ValueError(
             f"{folder / 'tokenizer.json'}: vocab gives {token} the id {highest}, outside "
             f"vocab_size {vocab_size} of config.json. Use the two of one and the same checkpoint."

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
-from minits.cli.sources import Opened, measured_on, open_model
+from minits.cli.models import Opened, measured_on, open_model
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts

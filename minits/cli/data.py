@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean
 
-from minits.checkpoint.download import checkpoint_of, resolve
+from minits.checkpoint.download import checkpoint_of, local_folder
 from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
 from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
-from minits.cli.sources import open_model, trained_method, trained_task
+from minits.cli.models import open_model, trained_method, trained_task
 from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
 from minits.settings import setting
@@ -224,7 +224,7 @@ def described(
     usual, about, folder, method = {}, {}, None, Thinking()
     options = {each.name: given.pop(each.name) for each in fields(Thinking) if each.name in given}
     if flags.model != "tiny":
-        source = resolve(flags.model, flags.revision)
+        source = local_folder(flags.model, flags.revision)
         folder = checkpoint_of(source)
         about = read_about(folder)
     if about:

@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from minits.checkpoint.files import write_text
 from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
-from minits.cli.page import MOST_ROWS, head, page
-from minits.cli.show import Card
-from minits.cli.sources import (
+from minits.cli.models import (
     Opened,
     describe_model,
     measured_on,
     open_model,
     say_limit,
 )
+from minits.cli.page import MOST_ROWS, head, page
+from minits.cli.show import Card
 from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
 from minits.lab.interventions import STATES
 from minits.lab.provenance import Record, record

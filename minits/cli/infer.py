@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from minits.checkpoint.files import plain, write_text
+from minits.checkpoint.files import printable, write_text
 from minits.checkpoint.weights import CHOICES
-from minits.cli.asked import Prompt, Way, read_prompts, ways_of
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.models import Opened, describe_model, open_model, say_limit
 from minits.cli.page import MOST_ROWS, head, page
+from minits.cli.prompts import Prompt, Way, read_prompts, ways_of
 from minits.cli.show import Card, InlineText, chunk_table, counters
-from minits.cli.sources import Opened, describe_model, open_model, say_limit
 from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
 from minits.lab.provenance import Record
 from minits.settings import flag, setting
@@ -157,7 +157,7 @@ def answer_all(
         cards = []
         for way, coming in zip(ways, answers):
             if way.name and not flags.json:
-                print(f"{plain(way.name)}:")
+                print(f"{printable(way.name)}:")
             found, ids = next(coming), way.ids[number]
             check_given(way.given, len(found.result.thought_ids), place)
             card = Card(

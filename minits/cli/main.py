@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from minits.checkpoint.files import plain
+from minits.checkpoint.files import printable
 from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.flags import add_options
 from minits.cli.streams import make_safe
@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def one_line(message: object) -> str:
     """A message on one line, its middle left out where it is very long."""
-    return plain(" ".join(str(message).split()), LONGEST)
+    return printable(" ".join(str(message).split()), LONGEST)
 
 
 def with_flags(message: object, parser: argparse.ArgumentParser) -> str:

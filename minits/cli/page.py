@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minits.checkpoint.tiny import ASSETS
+from minits.cli.models import Opened, describe_model
 from minits.cli.show import Card, counters
-from minits.cli.sources import Opened, describe_model
 from minits.lab.provenance import revision, without_folders
 from minits.prefill import Speculation, next_lookahead
 from minits.settings import flag

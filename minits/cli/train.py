@@ -11,7 +11,7 @@ from shlex import quote
 
 from minits.checkpoint.files import listing, write_text
 from minits.cli.flags import Given, Output, add_flags, note, take
-from minits.cli.sources import RUNS, newest_run
+from minits.cli.models import RUNS, newest_run
 from minits.lab.presets import check_contents, check_flags, find
 from minits.lab.provenance import Record, record
 from minits.methods import METHODS, Method

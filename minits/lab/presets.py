@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
-from minits.checkpoint.download import checkpoint_of, resolve
-from minits.checkpoint.files import Json, plain, read_json
+from minits.checkpoint.download import checkpoint_of, local_folder
+from minits.checkpoint.files import Json, printable, read_json
 from minits.lab import paper
 from minits.methods import METHODS
 from minits.settings import flag
@@ -338,7 +338,7 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
     """
     preset, wrong = find(name), []
     if preset.model:
-        path = checkpoint_of(resolve(model, revision)) / "config.json"
+        path = checkpoint_of(local_folder(model, revision)) / "config.json"
         wrong += differences(f"{path}", preset.model, read_json(path))
     sources = task.sources() if any(preset.files.values()) else {}
     for split, known in preset.files.items():
@@ -356,7 +356,7 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
 def differences(what: str, known: Settings, found: Settings) -> list[str]:
     """Where what was found is not what is known."""
     return [
-        f"{what}: {key} {plain(found.get(key))}, not {value}"
+        f"{what}: {key} {printable(found.get(key))}, not {value}"
         for key, value in known.items()
         if key != "what" and found.get(key) != value
     ]

@@ -19,7 +19,15 @@ from zipfile import ZipFile
 import torch
 
 from minits.checkpoint.download import finished_checkpoints
-from minits.checkpoint.files import Json, flush, new_folder, plain, read_json, require, write_text
+from minits.checkpoint.files import (
+    Json,
+    flush,
+    new_folder,
+    printable,
+    read_json,
+    require,
+    write_text,
+)
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import write_model
 from minits.methods import METHODS, Method, make_method
@@ -107,8 +115,8 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
         return settings, task, make_method(settings.method, **mine)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{path}: {plain(error)} Put back what it was, take the version of this package that "
-            "wrote it, or start a new run."
+            f"{path}: {printable(error)} Put back what it was, take the version of this package "
+            "that wrote it, or start a new run."
         ) from error
 
 

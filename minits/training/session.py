@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from minits.checkpoint.download import checkpoint_of, finished_checkpoints, resolve
-from minits.checkpoint.files import Json, locked, plain, present
+from minits.checkpoint.download import checkpoint_of, finished_checkpoints, local_folder
+from minits.checkpoint.files import Json, locked, present, printable
 from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
@@ -118,7 +118,7 @@ def make_model(
         if checkpoints:
             folder = checkpoints[-1]
         else:
-            folder = checkpoint_of(resolve(settings.model, settings.revision))
+            folder = checkpoint_of(local_folder(settings.model, settings.revision))
         # Of T and C alone: a training without them leaves their choices open.
         theirs = method.thinks and present(folder / "thinking.safetensors")
         asked = choices if theirs or not read_about(folder) else {}
@@ -152,7 +152,7 @@ def memory_errors() -> Iterator[None]:
         if not ran_out(error) or distributed.rank():  # only the first one's words are shown
             raise
         raise TrainingError(
-            f"no memory left ({plain(error)}). Raise --accumulate, or lower --batch-size or "
+            f"no memory left ({printable(error)}). Raise --accumulate, or lower --batch-size or "
             "--row-tokens. The last checkpoint, if there is one, stays: go on from there with "
             "--resume."
         ) from error

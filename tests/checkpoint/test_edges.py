@@ -20,7 +20,7 @@ from test_weights import ABOUT, SHAPE, logits, rewrite, rewrite_json, same_tenso
 
 from minits import generate_ids, load, save
 from minits.checkpoint import weights
-from minits.checkpoint.files import plain
+from minits.checkpoint.files import printable
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 
@@ -302,8 +302,8 @@ def test_weights_of_another_size_than_config_json_says_name_its_key(tmp_path, ke
 
 
 def test_foreign_text_is_shown_short_and_without_control_characters():
-    assert plain("a\n\x1b\u202e é 日") == "a\\n\\x1b\\u202e é 日"
-    assert plain("x" * 1000) == "x" * 100 + " … 800 characters … " + "x" * 100
+    assert printable("a\n\x1b\u202e é 日") == "a\\n\\x1b\\u202e é 日"
+    assert printable("x" * 1000) == "x" * 100 + " … 800 characters … " + "x" * 100
 
 
 # -- accepted, and said ----------------------------------------------------------------------------

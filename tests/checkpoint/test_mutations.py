@@ -27,7 +27,7 @@ from minits import generate
 from minits.checkpoint.config_json import ConfigFile
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.weights import Checkpoint, load_checkpoint
-from minits.cli.sources import trained_task
+from minits.cli.models import trained_task
 from minits.cli.train import resumed
 from minits.training.run_folder import run_json, read_run, read_state, write_run
 

@@ -28,7 +28,7 @@ from minits.checkpoint.download import checkpoint_of
 from minits.checkpoint.tensor_files import open_tensors
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import load_checkpoint
-from minits.cli.sources import trained_task
+from minits.cli.models import trained_task
 from minits.thinking import ThinkingStates
 from strategies import half, Shape, fresh, shapes, write_checkpoint, write_tokenizer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import call, result
 
-from minits.cli.sources import SHIPPED
+from minits.cli.models import SHIPPED
 from minits.lab import bench_answers
 
 QUICK = "--steps 2 --batch-size 4 --max-thought-tokens 8 --warmup 1 --device cpu".split()

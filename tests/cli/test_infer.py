@@ -15,8 +15,8 @@ import run
 from cli_helpers import FAST, INFER, PROMPT, call, result, without_seconds
 
 from minits import GenerationConfig, generate, load
-from minits.cli import infer, sources
-from minits.cli.sources import SHIPPED
+from minits.cli import infer, models
+from minits.cli.models import SHIPPED
 
 # -- what is shown ---------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ def test_run_flag_chooses_the_run(two_runs):
 
 
 def test_infer_without_runs_uses_the_checkpoint_that_ships(world, empty, monkeypatch):
-    monkeypatch.setattr(sources, "SHIPPED", world / "trained")
+    monkeypatch.setattr(models, "SHIPPED", world / "trained")
     status, _, err = call("infer", PROMPT, *FAST)
     assert status == 0 and f"model {world / 'trained'}: thinking on parity" in err
 

@@ -25,7 +25,7 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.cli import page as pages
 from minits.cli.page import MOST_BYTES, flags_of, lanes, page, names_alone
 from minits.cli.show import Card
-from minits.cli.sources import SHIPPED
+from minits.cli.models import SHIPPED
 from minits.generation import GenerationResult, generate_ids, with_texts
 from minits.supervision import encode_prompt
 from minits.tasks import make_task

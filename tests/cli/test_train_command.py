@@ -20,7 +20,7 @@ from minits import generate, load
 from minits.checkpoint.files import locked
 from minits.cli import train
 from minits.cli.main import make_parser
-from minits.cli.sources import trained_task
+from minits.cli.models import trained_task
 from minits.tasks.vars import Vars
 from minits.training import session
 

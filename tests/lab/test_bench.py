@@ -14,7 +14,7 @@ from strategies import Shape, fresh, write_checkpoint
 import minits.lab.bench_train
 from minits.checkpoint.weights import load
 from minits.cli import bench as command
-from minits.cli.sources import SHIPPED, open_model
+from minits.cli.models import SHIPPED, open_model
 from minits.generation import GenerationConfig, prefill
 from minits.lab.bench import (
     LaidDown,

@@ -16,7 +16,6 @@ from minits.lab.paper import STATE_TRACKING
 from minits.lab.presets import PRESETS, TABLES, Preset
 from minits.lab.records import Book, read_book, read_records
 from minits.lab.tables import tables
-from minits.training.run_folder import flat
 
 README = Path(__file__).parents[2] / "README.md"
 EVALUATION = {"n": 500, "accuracy": 0.75, "interval": [0.71, 0.79], "thought_accuracy": 0.5}

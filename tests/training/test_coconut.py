@@ -32,7 +32,7 @@ from training_helpers import (
 from minits.checkpoint.tiny import make_tiny, tiny_tokenizer
 from minits.checkpoint.weights import load, load_checkpoint
 from minits.cli import main
-from minits.cli.sources import trained_method
+from minits.cli.models import trained_method
 from minits.fast.accelerate import accelerate
 from minits.fast.layouts import BucketedSizes, ExactSizes
 from minits.generation import GenerationConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from minits.checkpoint.files import around, listing
-from minits.cli.sources import Opened
+from minits.cli.models import Opened
 from minits.generation import GenerationConfig
 from minits.lab.interventions import Scripted
 from minits.supervision import Example, encode_rest

@@ -1,4 +1,4 @@
-"""Run folders and checkpoints as commands find them."""
+"""Models as commands find and open them: run folders, checkpoints, what ships."""
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from minits.checkpoint.download import finished_checkpoints, resolve
-from minits.checkpoint.files import Json, around, listing, plain, read_json, require
+from minits.checkpoint.download import finished_checkpoints, local_folder
+from minits.checkpoint.files import Json, around, listing, printable, read_json, require
 from minits.checkpoint.tiny import ASSETS
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint
@@ -83,7 +83,7 @@ def open_model(flags: Any, given: str = "--run") -> Opened:
     """
     device, dtype = resolve_device(flags.device, flags.dtype)
     source = getattr(flags, "model", None) or run_named(flags.run, given)
-    folder = resolve(source, getattr(flags, "revision", None))
+    folder = local_folder(source, getattr(flags, "revision", None))
     choices = {name: getattr(flags, name, None) for name in CHOICES}
     model, tokenizer, about = load_checkpoint(folder, getattr(torch, dtype), device, **choices)
     if about and "max_thought_tokens" not in about and (folder / "run.json").exists():
@@ -120,7 +120,7 @@ def trained_task(folder: Path, about: Json, name: str | None = None) -> Task:
     try:
         return make_task(name, spell=str, **kept_options(TASKS[name], about) if known else {})
     except ValueError as error:
-        raise ValueError(f"{folder}, thinking.json: {plain(error)}") from error
+        raise ValueError(f"{folder}, thinking.json: {printable(error)}") from error
 
 
 def trained_method(folder: Path, about: Json) -> Method:
