@@ -80,6 +80,9 @@ class Frame:
 
     A query at position p sees the keys at positions in (p - window, p]. With a cache the keys are
     its slots; without one they are the tokens themselves, at positions 0 … L - 1.
+
+    How queries, keys and values are made, rotated and attended stands here, not in `Attention`, so
+    that a pass of another layout is another frame for the same layers (fast/flat_batch.py).
     """
 
     def __init__(

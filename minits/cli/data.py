@@ -75,7 +75,6 @@ class DataFlags(Output, Machine):
         "two-hop: ask --model both facts of every row, and write to --out which rows it knows and "
         "does not guess, for --known",
     )
-    plain: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

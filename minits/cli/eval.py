@@ -223,7 +223,7 @@ def run(given: Given) -> tuple[Record, int]:
         figures["question_first"] = probe
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
-        top |= {"result": describe(report).splitlines()[0]}
+        top["result"] = describe(report).splitlines()[0]
         # A wrong row and a right one in turn as long as there are both.
         pairs = zip_longest(*wrong_and_right(passes[0].lines))
         shown = [i for pair in pairs for i in pair if i is not None][:MOST_ROWS]

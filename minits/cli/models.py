@@ -91,7 +91,7 @@ def open_model(flags: Any, given: str = "--run") -> Opened:
         limit = read_run(folder)[0].max_thought_tokens
         model.config = replace(model.config, max_thought_tokens=limit)
         about["max_thought_tokens"] = limit
-    engine = model if flags.plain else accelerate(model)
+    engine = model if getattr(flags, "plain", False) else accelerate(model)
     task = trained_task(folder, about, getattr(flags, "task", None))
     return Opened(engine, tokenizer, about, folder, task, trained_method(folder, about))
 

@@ -9,7 +9,7 @@ DRAWS = 10_000
 def difference(
     ours: Sequence[str],  # of each seed, which rows were right: `Report.right`
     theirs: Sequence[str],
-    groups: Sequence[str] | None = None,  # of each row, those who are drawn together
+    groups: Sequence[object] | None = None,  # the group of each row; its rows are drawn together
 ) -> tuple[float, float, float]:
     """(mean, low, high) of accuracy of `ours` less that of `theirs`.
 

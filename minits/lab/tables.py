@@ -26,6 +26,7 @@ from minits.lab.presets import LINES, PRESETS, TABLES, WIDTHS, Preset
 from minits.lab.records import Book, Cell, Interval, Record, alike, preset_of, weights_of
 from minits.methods import METHODS
 
+
 def tables(book: Book) -> dict[str, str]:
     """All tables by name, in Markdown; what was not run says so.
 

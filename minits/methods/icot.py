@@ -81,5 +81,5 @@ class ICoT(Curriculum):
             kept = example.steps[removed:] if removed < self.all_at else ()
             return super().encode(replace(example, steps=kept), tokenizer, config, name)
         row = super().encode(example, tokenizer, config, name)
-        start, chain = row.prompt_length, self.steps(example, tokenizer)
+        start, chain = row.prompt_length, self.chain(example, tokenizer)
         return replace(row, ids=row.ids[:start] + row.ids[start + min(removed, len(chain)) :])

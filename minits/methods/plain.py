@@ -19,8 +19,8 @@ class NoCoT(Method):
     title: ClassVar = "No-CoT"
     thinks: ClassVar = False
 
-    def steps(self, example: Example, tokenizer: Tokenizer) -> list[int]:
-        """The ids between prompt and answer."""
+    def chain(self, example: Example, tokenizer: Tokenizer) -> list[int]:
+        """The ids between prompt and answer: those of a chain of thought, where there is one."""
         return []
 
     def encode(
@@ -32,7 +32,7 @@ class NoCoT(Method):
         stage: int = -1,
     ) -> Row:
         prompt = encode_prompt(tokenizer, example.prompt)
-        rest = self.steps(example, tokenizer) + encode_rest(tokenizer, example.answer)
+        rest = self.chain(example, tokenizer) + encode_rest(tokenizer, example.answer)
         return Row([*prompt, *rest, tokenizer.eos_id], len(prompt), thoughts=[], name=name)
 
     def answer(
@@ -61,5 +61,5 @@ class CoT(NoCoT):
                 "they cannot be told from the chain of thought before them. Give --opening."
             )
 
-    def steps(self, example: Example, tokenizer: Tokenizer) -> list[int]:
+    def chain(self, example: Example, tokenizer: Tokenizer) -> list[int]:
         return [i for step in example.steps for i in encode_rest(tokenizer, step.text)]

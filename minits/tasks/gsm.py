@@ -104,11 +104,11 @@ class Gsm(Rows):
         if split == "train" and self.resample:
             row = self.drawn(index, row, seed)
         steps = ALIGNERS[self.align](row)
-        return self.whole(Example(row.question, steps, row.answer, (), len(steps), row.name))
+        return self.with_words(Example(row.question, steps, row.answer, (), len(steps), row.name))
 
-    def whole(self, example: Example) -> Example:
+    def with_words(self, example: Example) -> Example:
         """As that of the task rows; where the last step gives the answer, this is known of it."""
-        example = super().whole(example)
+        example = super().with_words(example)
         if not example.steps or value(example.steps[-1].text) != number_in(example.answer):
             return example
         *_, number = NUMBER.finditer(example.answer)

@@ -83,8 +83,9 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
     if not (type(at) is int and 0 <= at <= len(question)):
         raise ValueError(f"'at' is {json.dumps(at)}, no character of the question")
     placed = Step(at, steps[0]), Step(len(question), steps[1])
-    own = {"question": question, "subject": subject, "hops": tuple(hops)}
-    return TwoHopExample(question, placed, answer, size=2, **own)
+    return TwoHopExample(
+        question, placed, answer, size=2, question=question, subject=subject, hops=tuple(hops)
+    )
 
 
 def parse_fact(line: str) -> Example:

@@ -44,8 +44,13 @@ def ask_model(
         marks = zip(*(passed[row.question] for row in rows))
         shares[split] = {"rows": len(rows)} | dict(zip(FILTERS, map(fmean, marks)))
     kept = [question for question, marks in passed.items() if all(marks)]
-    texts = {"phrasings": PHRASINGS, "guesses": GUESSES, "new_tokens": NEW_TOKENS}
-    return {"shares": shares} | texts | {"kept": kept}
+    return {
+        "shares": shares,
+        "phrasings": PHRASINGS,
+        "guesses": GUESSES,
+        "new_tokens": NEW_TOKENS,
+        "kept": kept,
+    }
 
 
 def probes(row: TwoHopExample) -> Iterator[tuple[list[str], tuple[str, ...]]]:

@@ -109,9 +109,9 @@ class Rows(Task):
 
         Raises ValueError saying what is wrong with it.
         """
-        return self.whole(parse_row(line))
+        return self.with_words(parse_row(line))
 
-    def whole(self, example: Example) -> Example:
+    def with_words(self, example: Example) -> Example:
         """`example` with suffix and opening. Raises ValueError if the answer has to be a number."""
         answer, opening = example.answer, self.opening.strip()
         if not answer.startswith(opening):
@@ -130,7 +130,7 @@ class Rows(Task):
             raise ValueError(f"there is no row to show: {error} Or give a PROMPT.") from error
 
     def title(self, split: str) -> str:
-        return {"train": "training"}.get(split, split)
+        return "training" if split == "train" else split
 
     def size(self, split: str) -> int:
         return len(self.loaded(split).examples) if self.has(split) else 0
@@ -299,7 +299,7 @@ def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
 
 
 def members(value: Any, kinds: dict[str, type], what: str, others: bool = False) -> list[Any]:
-    """The values of a JSON object that has these keys, `others` only where they may be there.
+    """The values of a JSON object that has these keys; `others`: it may have more.
 
     Raises ValueError for any other thing.
     """

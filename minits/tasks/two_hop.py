@@ -149,7 +149,7 @@ class TwoHop(Rows):
         if self.fact_thoughts == "said":
             words = row.answer if self.steps_shown == "name" else f"{row.prompt} {row.answer}"
             fact = Step(len(row.prompt), f"{words}.")
-            said = self.whole(replace(row, steps=(fact,)))
+            said = self.with_words(replace(row, steps=(fact,)))
             return replace(said, values=((len(said.answer) - len(row.answer), 0),))
         return replace(row, taught=self.fact_thoughts != "untaught")
 
@@ -173,7 +173,7 @@ class TwoHop(Rows):
         return int.from_bytes(digest[:8], "big") < self.valid_share * 2**64
 
     def row(self, line: str) -> Any:
-        row = self.whole(parse_two_hop(line, self.step_after))
+        row = self.with_words(parse_two_hop(line, self.step_after))
         steps = row.steps if self.steps_shown == "both" else row.steps[:1]
         if self.steps_shown == "name":
             steps = (replace(steps[0], text=f"{row.hops[0].names[0]}."),)
@@ -199,8 +199,12 @@ class TwoHop(Rows):
             found["facts"] = self.fact_rows.about | {"repeats": self.fact_repeats}
         if self.known:
             known = self.known_rows
-            about = {"file": self.known, "rows": len(known["kept"])}
-            found["known"] = about | {name: known[name] for name in ("model", "sha256")}
+            found["known"] = {
+                "file": self.known,
+                "rows": len(known["kept"]),
+                "model": known["model"],
+                "sha256": known["sha256"],
+            }
         return found
 
     def evaluated(self, given: Json) -> tuple[Task, str]:
@@ -264,5 +268,6 @@ class TwoHop(Rows):
 def hop_alone(row: TwoHopExample, number: int) -> TwoHopExample:
     """One hop of a row as a question, without steps; as a fact is trained on."""
     hop = row.hops[number]
-    words = {"prompt": hop.prompt, "answer": hop.names[0]}
-    return replace(row, **words, steps=(), values=(), size=1, hops=(hop,))
+    return replace(
+        row, prompt=hop.prompt, answer=hop.names[0], steps=(), values=(), size=1, hops=(hop,)
+    )

@@ -73,7 +73,7 @@ class Training:
         self.stream: SampleStream | None = None
         self.begin_stage()
 
-    def stage(self, step: int) -> tuple[int, int]:
+    def stage_at(self, step: int) -> tuple[int, int]:
         """(number of the stage that a step, counted from 0, belongs to, the first step after it).
 
         A step past the last one belongs to the last stage.
@@ -89,8 +89,8 @@ class Training:
         """The optimizer's state, and samples, as this stage wants them."""
         settings = self.settings
         self.stages = self.method.stages(settings.steps, settings.batch_size)
-        self.number, self.stage_end = self.stage(self.done)
-        stage = self.stages[self.number]
+        self.stage_number, self.stage_end = self.stage_at(self.done)
+        stage = self.stages[self.stage_number]
         self.update.begin_stage(resets=stage.resets, fresh=stage.fresh)
         self.stream = SampleStream(
             settings,
@@ -99,19 +99,18 @@ class Training:
             self.tokenizer,
             self.model.config,
             positions=self.model.backbone.config.max_position_embeddings,
-            stage=self.number,
+            stage=self.stage_number,
             sizes=None if stage.fresh or self.stream is None else self.stream.sizes,
         )
 
-    def evaluated(self) -> tuple[int, Stage]:
-        """(the stage as which the weights are to be evaluated now, that of the last step)."""
-        number, _ = self.stage(max(self.done - 1, 0))
-        stage = self.stages[number]
-        return number if stage.partial else -1, stage
+    def last_stage(self) -> tuple[int, Stage]:
+        """(number, stage) of the last step."""
+        number, _ = self.stage_at(max(self.done - 1, 0))
+        return number, self.stages[number]
 
     def ends_partial(self) -> bool:
         """Whether the steps so far end a part of a curriculum that is worth an evaluation."""
-        stage, after = self.stages[self.number], self.stages[self.number + 1 :]
+        stage, after = self.stages[self.stage_number], self.stages[self.stage_number + 1 :]
         ends = self.done == self.stage_end and stage.partial and after[0].fresh
         return ends and len(self.task.splits) > 1
 
@@ -122,7 +121,7 @@ class Training:
             "optimizer": self.update.optimizer.state_dict(),
             "step": self.done,
             "seconds": self.seconds,
-            "stage": self.number,
+            "stage": self.stage_number,
             "settings": run_folder.run_json(settings, self.task, self.method),
         }
         if getattr(torch, settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
@@ -151,7 +150,7 @@ class Training:
         What competed before an interruption does not do so again.
         """
         settings = self.settings
-        if not settings.keep_best or self.evaluated()[1].partial:
+        if not settings.keep_best or self.last_stage()[1].partial:
             return ""
         if accuracy < self.best_accuracy or self.done < self.best_step:
             return f"\nbest so far: {self.best_accuracy:.2%} at step {self.best_step}"
@@ -255,8 +254,8 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
     if settings.no_save:
         stop.answer = UNSAVED
     with objects_frozen(), ExitStack() as around:
-        around.callback(stop.tell, file.close)
-        around.callback(stop.tell, bar.close)
+        around.callback(stop.guard, file.close)
+        around.callback(stop.guard, bar.close)
         over = False
         # The run may have been interrupted at a step to evaluate at, before it was evaluated.
         began = settings.keep_best and 0 < training.done < settings.steps
@@ -312,15 +311,15 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
                 metrics = write_metrics(training, unread, file, stop)
                 answer, thoughts = metrics["lm_loss"], metrics["thought_loss"]
                 figures = {"lm": f"{answer:.3f}", "thought": f"{thoughts:.3f}"}
-                stop.tell(bar.set_postfix, figures)
+                stop.guard(bar.set_postfix, figures)
             training.seconds += time.perf_counter() - started
-            stop.tell(bar.update)
+            stop.guard(bar.update)
             if told and not sys.stderr.isatty():
                 line = (
                     f"step {training.done}/{settings.steps}  answer {answer:.4f}  thoughts "
                     f"{thoughts:.4f}  lr {metrics['lr']:.2e}  {training.seconds:.0f} s"
                 )
-                stop.tell(log, line)
+                stop.guard(log, line)
             if to_evaluate and lead and not last:
                 evaluate_between(training, stop, log)
             if to_save and lead and not settings.no_save:
@@ -339,8 +338,8 @@ def write_metrics(
     unread.clear()
     for each in taken:
         metrics = read_figures(training, each)
-        stop.tell(file.write, json.dumps(metrics) + "\n")
-    stop.tell(file.flush)
+        stop.guard(file.write, json.dumps(metrics) + "\n")
+    stop.guard(file.flush)
     return metrics
 
 
@@ -378,13 +377,15 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
     """An evaluation between steps: on a fifth of the examples, on all if the best are kept."""
     samples = training.settings.eval_samples
     n = samples if training.settings.keep_best else max(samples // 5, 1)
-    number, stage = training.evaluated()
-    rows = evaluation_rows(training, training.task.splits[1], n, number)
+    number, stage = training.last_stage()
+    # The weights of a partial stage are evaluated on rows like its own, see `Stage`.
+    split = training.task.splits[1]
+    rows = evaluation_rows(training, split, n, number if stage.partial else -1)
     report = stop.unless_asked(measure, training, rows)
     if report:
         kept = training.compete(report.accuracy)
         after = f" ({stage.name})" if stage.partial else ""
-        stop.tell(log, f"step {training.done}{after}: {describe(report)}{kept}")
+        stop.guard(log, f"step {training.done}{after}: {describe(report)}{kept}")
 
 
 def measure(training: Training, rows: Pairs, predictions: Path | None = None) -> Report:

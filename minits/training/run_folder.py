@@ -29,7 +29,7 @@ from minits.checkpoint.files import (
     write_text,
 )
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.checkpoint.weights import write_model
+from minits.checkpoint.weights import read_about, write_model
 from minits.methods import METHODS, Method, make_method
 from minits.settings import check_settings
 from minits.tasks import TASKS, Task, make_task
@@ -192,7 +192,6 @@ HARMLESS += [DATA_FILES]
 
 def check_agreement(
     checkpoint: Path,
-    about: Json,  # its thinking.json
     state: dict[str, Any],  # its training_state.pt
     settings: TrainSettings,  # with task and method: what run.json says
     task: Task,
@@ -212,8 +211,8 @@ def check_agreement(
             f"{checkpoint} was saved by an older version, whose steps round differently; this one "
             f"cannot continue it exactly. {again}"
         )
-    said, saved = origin(settings, task, method), state["settings"]
-    said |= {
+    about, saved = read_about(checkpoint), state["settings"]
+    said = origin(settings, task, method) | {
         "max_thought_tokens": settings.max_thought_tokens,
         "thinks": method.thinks,
         "step": state["step"],

@@ -86,11 +86,11 @@ def draw_rows(
 
 
 # In state tracking nearly every chunk thinks, so there is little to speculate on.
-IN_TURN = GenerationConfig(prefill="sequential")
+SEQUENTIAL = GenerationConfig(prefill="sequential")
 
 
 def with_room(
-    engine: Engine, rows: Pairs, config: GenerationConfig = IN_TURN
+    engine: Engine, rows: Pairs, config: GenerationConfig = SEQUENTIAL
 ) -> GenerationConfig:
     """`config` with room for the longest right answer and a little more for one that goes wrong.
 
@@ -118,7 +118,7 @@ def predict(
     task: Task,
     method: Method,
     rows: Pairs,
-    config: GenerationConfig = IN_TURN,
+    config: GenerationConfig = SEQUENTIAL,
     *,
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines

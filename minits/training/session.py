@@ -61,14 +61,14 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
             f"{newest} is past the {settings.steps} steps that {folder / 'run.json'} names. Put "
             "back their number, or start a new run."
         )
-    run_folder.check_agreement(newest, read_about(newest), state, settings, task, method)
+    run_folder.check_agreement(newest, state, settings, task, method)
     check_steps(settings, method, state, folder)
     if "weights" in state:
         model.load_state_dict(state["weights"])
     training = begin(done=state["step"], seconds=state["seconds"])
     optimizer = training.update.optimizer
-    ended = state["stage"] != training.number  # saved at the very end of a stage
-    if ended and training.stages[training.number].resets:
+    ended = state["stage"] != training.stage_number  # saved at the very end of a stage
+    if ended and training.stages[training.stage_number].resets:
         return training
     for ours, saved in zip(optimizer.param_groups, state["optimizer"]["param_groups"]):
         # These go with the device, which may change.
@@ -175,7 +175,7 @@ def run_training(
     """
     lead, new = distributed.rank() == 0, not folder.exists()
     if not lead:
-        log = note = silent
+        log = note = lambda _text: None  # only the first process speaks
     with memory_errors(), ExitStack() as stack:
         if lead and not new:
             stack.enter_context(locked(folder))
@@ -204,10 +204,6 @@ def run_training(
                 half.unlink()
             run_folder.write_run(folder, settings, task, method)
         return train_and_evaluate(training, rows, log, stop)
-
-
-def silent(_text: str) -> None:
-    """What all processes but the first say."""
 
 
 def check_data(training: Training, note: Log) -> dict[str, Pairs]:
@@ -284,13 +280,13 @@ def train_and_evaluate(
         report = stop.unless_asked(measure, training, chosen, predictions)
         if report and training.settings.keep_best and not reports:
             training.compete(report.accuracy)  # the last weights, too
-            stop.tell(log, f"the best weights are those of step {training.best_step}")
+            stop.guard(log, f"the best weights are those of step {training.best_step}")
             if training.best_step != training.done:
                 training.take_best()
                 report = stop.unless_asked(measure, training, chosen, predictions)
         if report:
             reports[split] = report
-            stop.tell(log, f"{task.title(split)}: {describe(report)}")
+            stop.guard(log, f"{task.title(split)}: {describe(report)}")
     raise_output_error(training, stop)
     if len(reports) < len(rows):
         return {"interrupted": True} | place

@@ -77,7 +77,7 @@ class Stop:
             if second:
                 os._exit(130)
 
-    def tell(self, do: Callable, *arguments: Any) -> None:
+    def guard(self, do: Callable, *arguments: Any) -> None:
         """Calls `do`, which puts something out; if it cannot, the training is asked to stop."""
         try:
             do(*arguments)

@@ -323,7 +323,7 @@ def test_steps_through_graphs_are_the_plain_steps_in_all_stages(tmp_path, monkey
         rows = plain.stream.rows(step)
         expected = train_step(plain, rows)
         assert train_step(graphed, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    assert plain.number == 4 and graphed.update.graphs.captured
+    assert plain.stage_number == 4 and graphed.update.graphs.captured
 
 
 def test_it_learns_through_its_latents(tmp_path):

@@ -20,7 +20,7 @@ from minits.supervision import Example, Row
 from minits.tasks import make_task
 from minits.tasks.answers import extract_answer
 from minits.training.scoring import (
-    IN_TURN,
+    SEQUENTIAL,
     Report,
     describe,
     draw_rows,
@@ -88,7 +88,7 @@ def evaluated(
         PARITY,
         make_method(method),
         rows,
-        replace(IN_TURN, max_thought_tokens=LIMIT, **how),
+        replace(SEQUENTIAL, max_thought_tokens=LIMIT, **how),
         batch_size=batch_size,
         predictions=path,
     )

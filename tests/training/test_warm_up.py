@@ -133,7 +133,7 @@ def test_a_resume_within_the_thought_warmup_at_its_end_and_after_it_is_exact(
         assert train(training, silent) is False
     assert checkpoints_in(tmp_path) == [f"step-{step:06d}"]
     resumed = begin(tmp_path)
-    assert resumed.number == int(step >= WARM_UP)
+    assert resumed.stage_number == int(step >= WARM_UP)
     assert train(resumed, silent)
     weights, metrics = uninterrupted
     assert_same_bits(snapshot(resumed), weights)
@@ -161,7 +161,7 @@ def test_steps_through_graphs_are_the_plain_steps_in_both_stages(tmp_path, monke
         rows = plain.stream.rows(step)
         expected = train_step(plain, rows)
         assert train_step(graphed, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    assert plain.number == 1
+    assert plain.stage_number == 1
 
 
 def test_the_command_line_trains_with_a_thought_warmup(tmp_path):
