@@ -312,7 +312,7 @@ def think_ahead(
     return found
 
 
-# -- two policies of speculation, beyond the paper -------------------------------------------------
+# -- what is drafted, and how far ahead: choices that the paper does not have ----------------------
 
 # What the next round expects of the thoughts not yet known, given what this one found after the
 # first mismatch; filled up with trivial ones.

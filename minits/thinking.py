@@ -20,7 +20,7 @@ from minits.cache import KVCache
 from minits.qwen import DecoderLayer, Frame, Qwen2ForCausalLM, QwenConfig, RMSNorm
 from minits.tensors import in_order, on_device, pad
 
-
+# Of each chunk: the ids that T is made to say, or None for its own.
 Scripts = Sequence[Sequence[int] | None]
 
 
@@ -111,7 +111,7 @@ class Engine(Protocol):
     def think(self, h: Tensor, limit: int, scripts: Scripts = ()) -> list[Thought]:
         """Z of N chunks, h [N, c, E] (equation 3), greedily, of at most `limit` tokens and EOS.
 
-        scripts: of each chunk the ids that T is made to say, as if they were its own, or None.
+        T goes on from the ids of `scripts` as if they were its own.
         """
 
     def states(self, thoughts: Sequence[Sequence[int]]) -> Tensor:

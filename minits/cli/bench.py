@@ -18,7 +18,7 @@ from minits.settings import flag, setting
 from minits.training.recipe import Machine
 from minits.training.scoring import Pairs, draw_rows, prompts_of, with_room
 
-WORDS = "measure speed beside the limits of the machine"
+DESCRIPTION = "measure speed beside the limits of the machine"
 OPTIONS = ()
 PARTS = ("all", "prefill", "decode", "drafts", "answers", "train", "cost")
 

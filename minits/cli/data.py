@@ -32,7 +32,7 @@ from minits.training.recipe import Machine, recipe_of
 from minits.training.run_folder import data_files
 from minits.training.scoring import sharing
 
-WORDS = "show an example of a task with its chunks, markers and targets"
+DESCRIPTION = "show an example of a task with its chunks, markers and targets"
 OPTIONS = ("task",)
 
 

@@ -32,7 +32,7 @@ from minits.training.recipe import Machine
 from minits.training.run_folder import data_files
 from minits.training.scoring import Pairs, describe, draw_rows, predict, summarise, with_room
 
-WORDS = "evaluate a trained run on a task"
+DESCRIPTION = "evaluate a trained run on a task"
 OPTIONS = ("task",)
 OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
 

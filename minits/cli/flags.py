@@ -105,18 +105,18 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
         parser.add_argument(name, action="store_true", help=text)
         return
     elif kind is list:
-        how = {"action": "append", "type": words, "metavar": "STR"}
+        how = {"action": "append", "type": not_empty, "metavar": "STR"}
     else:
         full = kind is str and not about.get("empty")
         metavar = None if choices else kind.__name__.upper()
-        how = {"type": words if full else kind, "metavar": metavar}
+        how = {"type": not_empty if full else kind, "metavar": metavar}
         if "bare" in about:
             how |= {"nargs": "?", "const": about["bare"]}
     text += "" if default is None else f" (default: {default})"
     parser.add_argument(name, help=text, choices=choices, **how)
 
 
-def words(text: str) -> str:
+def not_empty(text: str) -> str:
     """What was given to a flag; an empty text, which would pass for none at all, is refused."""
     if not text:
         raise argparse.ArgumentTypeError("an empty text was given; leave the flag out, or fill it")

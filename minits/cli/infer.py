@@ -20,7 +20,7 @@ from minits.settings import flag, setting
 from minits.supervision import Example
 from minits.training.recipe import Machine
 
-WORDS = "answer prompts and show every thought where it arose"
+DESCRIPTION = "answer prompts and show every thought where it arose"
 OPTIONS = ()
 
 

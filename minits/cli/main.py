@@ -39,8 +39,8 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all commands.
 
-    Each module has WORDS on what it does, `add_arguments`, OPTIONS (whose options it takes) and
-    `run`, which takes the flags that were given and returns (figures, exit status). --json prints
+    Each module has a DESCRIPTION, `add_arguments`, OPTIONS (whose options it takes) and `run`,
+    which takes the flags that were given and returns (figures, exit status). --json prints
     the figures, where there are any.
     """
     parser = Parser(prog="run.py", description=__doc__)
@@ -49,8 +49,8 @@ def make_parser() -> argparse.ArgumentParser:
     for name, module in COMMANDS.items():
         command = choices.add_parser(
             name,
-            help=module.WORDS,
-            description=module.WORDS.capitalize() + ".",
+            help=module.DESCRIPTION,
+            description=module.DESCRIPTION.capitalize() + ".",
             epilog=getattr(module, "EPILOG", None),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,

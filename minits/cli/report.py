@@ -12,7 +12,7 @@ from minits.lab.records import made_of, read_book
 from minits.lab.tables import tables
 from minits.settings import setting
 
-WORDS = "print the tables of results, made of the records of real runs"
+DESCRIPTION = "print the tables of results, made of the records of real runs"
 OPTIONS = ()
 # Where the tables stand: each between two lines that name it.
 PACKAGE = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from minits.training.recipe import TrainSettings, complete, resolve, resolve_dev
 from minits.training.session import run_training
 
 OPTIONS = ("task", "method")
-WORDS = "train on a task and evaluate, in and beyond the trained examples"
+DESCRIPTION = "train on a task and evaluate, in and beyond the trained examples"
 EPILOG = "recipes (task, method, model: settings):\n" + "\n".join(
     f"  {name}, {method}, {kind}: " + " ".join(f"{flag(k)} {v}" for k, v in recipe.items())
     for name, task in TASKS.items()

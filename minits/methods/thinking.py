@@ -54,7 +54,8 @@ class Thinking(Method):
 
     def collate(self, rows: Sequence[Row], config: ThinkingConfig, **how: Any) -> FlatBatch:
         batch = super().collate(rows, config, **how)
-        if all(row.prompt_length == len(row.ids) for row in rows):  # T's warm-up: no answers
+        # In T's warm-up, whose rows have no answers, thoughts are the text to come: none is read.
+        if all(row.prompt_length == len(row.ids) for row in rows):
             return replace(batch, state_at=torch.full_like(batch.state_at, -1))
         return batch
 

@@ -16,9 +16,9 @@ from minits.tasks.task import Task
 from minits.training import distributed
 
 DTYPES = ("float32", "bfloat16", "float64")
-# Settings without a default: a recipe, a flag or the model to start from gives the value.
-CHOSEN = "chunk_size inject_after max_thought_tokens".split()
-CHOSEN += "steps batch_size layout lr warmup decay".split()
+# Settings without a default, whose value a recipe, a flag or the model to start from must give.
+REQUIRED = "chunk_size inject_after max_thought_tokens".split()
+REQUIRED += "steps batch_size layout lr warmup decay".split()
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
 
 def complete(settings: TrainSettings) -> TrainSettings:
     """`settings` itself; raises ValueError if one that a recipe chooses has no value."""
-    for name in CHOSEN:
+    for name in REQUIRED:
         if getattr(settings, name) is None:
             raise ValueError(f"{flag(name)} has no value: neither the recipe nor a flag gives one.")
     return settings
