@@ -1,9 +1,9 @@
 """Reading a prompt (paper, section 3.3 and appendix A.2).
 
-`prefill_sequential` is the definition: chunk after chunk, each with the state of the thought
-before.
-`prefill_speculative` (Algorithm 1) must give the same thoughts, cache and last vectors, faster.
-Both take prompts of any lengths and return a `Reading`, from which generation.py goes on.
+`prefill_sequential` is the definition: chunk after chunk, each with the state that the thought
+before it gives. `prefill_speculative` (Algorithm 1) must give the same thoughts, cache and last
+vectors, faster. Both take prompts of any lengths and return a `Reading`, from which generation.py
+goes on.
 """
 from __future__ import annotations
 
@@ -324,9 +324,10 @@ DRAFTS = {"trivial": lambda found: [], "carry": lambda found: found}
 
 
 def next_lookahead(row: Speculation, right: int, found: Sequence[Thought]) -> int:
-    """How far ahead to speculate next, so that a dense text costs about what reading in turn costs.
+    """How far ahead to speculate next.
 
-    Twice as far after a round that was all right and ended in quiet, half as far after a miss.
+    Twice as far after a round that was all right and ended in a trivial thought, half as far after
+    a miss: so a text whose chunks nearly all think costs about what sequential reading costs.
     """
     if right < row.width:
         return max(1, row.lookahead // 2)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minits.checkpoint.files import around, listing, read_json
+from minits.checkpoint.files import around, listing, read_json, said_by
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # Files of a hub repository that we read, or that go with a model into its checkpoints.
@@ -80,11 +80,10 @@ def hub_errors(wanted: str, check: str) -> Iterator[None]:
         yield
     except Exception as error:
         # The hub, the network and the disk have errors of their own, without a common ancestor.
-        said = " ".join(str(error).split()) or type(error).__name__
         offline = ", HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else ""
         raise FileNotFoundError(
-            f"{wanted} could not be had: {said} (cache: {constants.HF_HUB_CACHE}{offline}). Check "
-            f"{check}."
+            f"{wanted} could not be had: {said_by(error)} (cache: {constants.HF_HUB_CACHE}"
+            f"{offline}). Check {check}."
         ) from error
 
 

@@ -26,6 +26,11 @@ def printable(text: object, most: int = 200) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def said_by(error: object) -> str:
+    """What an error of another library says, on one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def listing(folder: Path, most: int = 8) -> str:
     """What a folder holds, in words, for error messages."""
     if not folder.is_dir():

@@ -22,7 +22,7 @@ class Zero(Intervention):
 class Shuffled(Intervention):
     """Every row of one batch reads the newest state of the next one, counted round.
 
-    Zero where there is none yet, or no other row. Prompts must be read in turn: the drafts of
+    Zero where there is none yet, or no other row. Prompts must be read sequentially: the drafts of
     speculation are not what a row thought.
     """
 

@@ -166,8 +166,8 @@ class Rows(Task):
                 "what it was trained on."
             )
         there = split == "train" or (chosen.train and all(map(is_there, files_in(chosen.train))))
-        others = {other: None for other in FILES if other != split}
-        return replace(chosen, **others | ({"train": chosen.train} if there else {})), split
+        kept = {split, "train"} if there else {split}
+        return replace(chosen, **dict.fromkeys(set(FILES) - kept)), split
 
 
 HUB = "hf://datasets/"

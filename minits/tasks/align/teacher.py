@@ -24,7 +24,7 @@ from unicodedata import normalize
 
 from tqdm import tqdm
 
-from minits.checkpoint.files import write_text
+from minits.checkpoint.files import said_by, write_text
 from minits.supervision import MARKER, Step, parse_marked
 from minits.tasks.align.problems import Problem
 from minits.tasks.rows import row_line
@@ -221,7 +221,7 @@ def ask(
         except Exception as error:
             # The client, its network library and what it makes of a strange body have errors of
             # their own, without a common ancestor.
-            said = " ".join(str(error).split()) or type(error).__name__
+            said = said_by(error)
             status = getattr(getattr(error, "response", None), "status_code", 500)
             if status < 500 and status not in (408, 429):
                 break  # wrong key, no such model: waiting does not help
