@@ -12,7 +12,7 @@ from shlex import quote
 from minits.checkpoint.files import listing, write_text
 from minits.cli.flags import Given, Output, add_flags, note, take
 from minits.cli.models import RUNS, newest_run
-from minits.lab.presets import check_contents, check_flags, find
+from minits.lab.presets import check_contents, check_needs, find
 from minits.lab.provenance import Record, record
 from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
@@ -60,7 +60,7 @@ def run(given: Given) -> tuple[Record, int]:
         settings, task, method = chosen(given)
         if settings.preset:
             check_contents(settings.preset, settings.model, settings.revision, task)
-        folder = new_folder(flags.out, settings)
+        folder = new_run_folder(flags.out, settings)
     named = bool(flags.out or flags.resume)
     figures = run_training(settings, task, method, folder, log=tell, note=note, named=named)
     folder = Path(figures["run"])  # made under another name, perhaps
@@ -119,7 +119,7 @@ def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
     return resolve(settings, task), task, method
 
 
-def new_folder(out: str | None, settings: TrainSettings) -> Path:
+def new_run_folder(out: str | None, settings: TrainSettings) -> Path:
     """The folder of a new run, which must not hold anything yet."""
     now = time.strftime("%Y%m%d-%H%M%S")
     name = f"{settings.task}-{settings.method}-s{settings.seed}-{now}"
@@ -159,7 +159,7 @@ def with_preset(given: Given) -> Given:
             f"--preset {name} has its own settings, but {', '.join(contrary)} was given. Leave it "
             "out, or give the settings without --preset."
         )
-    check_flags(name, given)
+    check_needs(name, given)
     return given | settings
 
 

@@ -303,7 +303,7 @@ def find(name: str) -> Preset:
     return PRESETS[name]
 
 
-def check_flags(name: str, given: Settings) -> None:
+def check_needs(name: str, given: Settings) -> None:
     """Raises ValueError where weights or files that a preset needs were not given, naming all."""
     preset, tiny = find(name), given.get("model", "tiny") == "tiny"
     lacking = [

@@ -23,6 +23,12 @@ from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
 from minits.tasks.rows import Rows, SplitRows
 from minits.tasks.task import Task
 
+# What `score_steps` says, in this order.
+STEP_SCORES = (
+    "first_left_side", "first_result", "last_result", "chain", "answer_is_last_result",
+    "right_if_last_is",
+)
+
 
 @dataclass(frozen=True)
 class Gsm(Rows):
@@ -164,9 +170,3 @@ class Gsm(Rows):
             right if last_right else None,
         )
         return dict(zip(STEP_SCORES, found))
-
-
-STEP_SCORES = (
-    "first_left_side", "first_result", "last_result", "chain", "answer_is_last_result",
-    "right_if_last_is",
-)

@@ -65,8 +65,8 @@ def unused(folder: Path) -> Path:
     return next(each for each in others if not each.exists()) if folder.exists() else folder
 
 
-def made_new(folder: Path, named: bool) -> Path:
-    """The folder of a new run, made now. Raises ValueError if it cannot be.
+def make_folder(folder: Path, named: bool) -> Path:
+    """Makes the folder of a new run. Raises ValueError if it cannot be made.
 
     Where another training takes it at the same moment, one that nobody `named` is given up for the
     next free name.

@@ -185,7 +185,7 @@ def run_training(
         # From here on there is something to lose.
         stop = stack.enter_context(Stop(note))
         if lead and new:
-            training.folder = folder = run_folder.made_new(folder, named)
+            training.folder = folder = run_folder.make_folder(folder, named)
             stack.enter_context(locked(folder))
         if lead:
             note(f"run folder {folder}")

@@ -16,7 +16,7 @@ SIGNALS = [
 # The same signal so soon again is the same call: a terminal that closes sends SIGHUP twice, from
 # the shell and from the kernel.
 SAME_CALL = 0.2  # seconds
-TRAINING = "stopping after this step and saving; once more: stop now, the last checkpoint stays"
+SAVING = "stopping after this step and saving; once more: stop now, the last checkpoint stays"
 UNSAVED = "stopping after this step, without saving (--no-save); once more: stop now"
 AT_ONCE = "stopped at once; what the last checkpoint holds stays: train --resume goes on from there"
 
@@ -33,7 +33,7 @@ class Stop:
     """
 
     def __init__(self, say: Log) -> None:
-        self.say, self.answer = say, TRAINING
+        self.say, self.answer = say, SAVING
         self.asked = False
         self.error: Exception | None = None  # of output
         self.abandoning = False  # a signal raises KeyboardInterrupt
