@@ -96,7 +96,7 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     choices, text = about.get("choices"), about["text"]
     name = flag(each.name)
     if about.get("positional"):
-        # argparse holds even a default that is left out against the choices (Python 3.11).
+        # argparse checks even a suppressed default against the choices (Python 3.11).
         name, how = each.name, {"nargs": "?", "metavar": each.name.upper()}
         known = TASKS if each.name == "task" else choices
         text += f"; one of {', '.join(known)}" if known else ""

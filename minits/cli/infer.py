@@ -199,8 +199,8 @@ def check_given(given: Collection[int], count: int, place: str) -> None:
 def answer_in_order(opened: Opened, way: Way, flags: InferFlags) -> Iterator[Answer]:
     """Answers in the order of the prompts, each as soon as those before it are there.
 
-    The prompts of a batch are alike in length, as far as a few batches allow; what is printed as
-    it comes is read in order.
+    Within the next four batches the prompts are sorted by length, so that those of a batch are
+    alike; with --stream they are read one by one, in their own order.
     """
     size = 1 if flags.stream else flags.batch_size or 16
     ahead = 1 if flags.stream else 4 * size

@@ -45,7 +45,7 @@ def run(given: Given) -> tuple[Record, int]:
     if flags.figures:
         pyplot()
         folder = Path(flags.figures)
-        with suppress(OSError):  # what cannot be made takes no file
+        with suppress(OSError):  # `check_new_file` says why it cannot be made
             folder.mkdir(parents=True, exist_ok=True)
         for name in FIGURES:
             check_new_file(f"{folder / name}.png", name="--figures")

@@ -71,7 +71,7 @@ def trained_from(run: Record) -> str:
     return run["machine"] + ("" if base == "tiny" else f", {base}")
 
 
-MADE: Columns = {  # the end of every line: what a figure takes to be trusted
+MADE: Columns = {  # the last columns of every table: what it takes to trust a figure
     "seed": distinct(lambda run: str(run["seed"])),
     "training": distinct(lambda run: f"{run['steps']} steps, {run['train_seconds']:.0f} s"),
     "machine": distinct(trained_from),

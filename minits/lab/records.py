@@ -119,7 +119,7 @@ class Cell:
         return self.runs[0]["test"].get("clusters")
 
     def accuracy(self) -> Interval | None:
-        """Mean over seeds; bootstrap over rows or clusters, of one run Wilson's interval."""
+        """Mean over seeds; its interval is a bootstrap over rows or clusters, else Wilson's."""
         if not self.runs:
             return None
         rights = self.rights()

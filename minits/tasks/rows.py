@@ -226,7 +226,7 @@ def question_first(example: Example, suffix: str) -> Example:
 def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> SplitRows:
     """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
     content, examples, bad = content_of(split, name), [], []
-    # Lines of bytes: of a text, U+2028 would end one, too.
+    # Split as bytes, for in a text U+2028 would end a line, too.
     for number, line in enumerate(content.splitlines(), 1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")

@@ -208,7 +208,7 @@ class TwoHop(Rows):
         return found
 
     def evaluated(self, given: Json) -> tuple[Task, str]:
-        """As `Rows.evaluated`. Facts are nothing to evaluate on: the training rows are for that."""
+        """As `Rows.evaluated`, without the facts: only questions are evaluated on."""
         task, split = super().evaluated(given)
         regime = "parametric" if task.known else "rows"
         return replace(task, knowledge=regime, facts=None) if task.facts else task, split

@@ -235,9 +235,9 @@ def objects_frozen() -> Iterator[None]:
 def train(training: Training, log: Log, stop: Stop) -> bool:
     """Trains to the last step; returns False if it was interrupted.
 
-    Leaves a checkpoint then, too, and where its output cannot be written, of which TrainingError
-    tells afterwards; but not if the training itself fails. Figures are read at the steps that are
-    told of, for reading them waits for the device; metrics.jsonl has every step.
+    A checkpoint is left then, too, and where output cannot be written, which raises TrainingError
+    afterwards; but not if the training itself fails. Figures are read only at the steps that are
+    logged, for reading them waits for the device; metrics.jsonl has every step.
     """
     settings, lead = training.settings, distributed.rank() == 0
     metrics_file = training.folder / "metrics.jsonl"

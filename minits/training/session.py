@@ -119,7 +119,7 @@ def make_model(
             folder = checkpoints[-1]
         else:
             folder = checkpoint_of(local_folder(settings.model, settings.revision))
-        # Of T and C alone: a training without them leaves their choices open.
+        # Choices must fit where checkpoint and training both have T and C; plain weights take any.
         theirs = method.thinks and present(folder / "thinking.safetensors")
         asked = choices if theirs or not read_about(folder) else {}
         model, tokenizer, about = load_checkpoint(folder, **asked)

@@ -165,7 +165,7 @@ class OptimizerStep:
     def without_effect(self) -> Iterator[None]:
         """Within, steps change nothing, and afterwards there are no gradients.
 
-        Who goes on after an error (out of memory, say) trains on.
+        So a training can go on after an error in between (out of memory, say).
         """
         before = self.stopped.clone()
         self.stopped.fill_(1.0)
