@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from minits.cache import KVCache
-from minits.tensors import cut, in_order
+from minits.tensors import in_order, in_pieces
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ class Qwen2ForCausalLM(nn.Module):
 
         A long pass goes piece by piece, for what a piece needs of those before lies in the cache.
         """
-        pieces = cut(x, frame.positions)
+        pieces = in_pieces(x, frame.positions)
         if frame.cache is not None and len(pieces) > 1:
             runs = [
                 self.run_layers(piece, layers, self.frame(at, frame.cache))

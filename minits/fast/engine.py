@@ -17,7 +17,7 @@ from minits.cache import KVCache
 from minits.fast.graphs import Graphs
 from minits.fast.layouts import round_up
 from minits.fast.packed import PackedLayer, StepFrame
-from minits.tensors import cut, in_order, on_device, pad
+from minits.tensors import in_order, in_pieces, on_device, pad
 from minits.thinking import Scripts, Thought, ThinkingStates, closed
 
 WIDEST = 8192  # tokens of one pass: at 32,768 slots its mask takes 3.8 GB with 7 heads a group
@@ -112,7 +112,7 @@ class FastEngine:
         L is padded to the next bucket; the padding goes to the trash slot.
         """
         (B, L, E), (positions, cache) = x.shape, frame
-        pieces = cut(x, positions, WIDEST)
+        pieces = in_pieces(x, positions, WIDEST)
         if len(pieces) > 1:
             runs = [self.run_layers(name, layers, x, Pass(at, cache), finish) for x, at in pieces]
             return torch.cat(runs, dim=1)

@@ -21,10 +21,10 @@ Line = dict[str, Any]
 
 def timed(function: Callable[[], object], repeats: int) -> Line:
     """Milliseconds: median, least, most of `repeats` calls, and the first (compiling, capture)."""
-    return summary(*rounds([function], repeats))
+    return summary(*time_interleaved([function], repeats))
 
 
-def rounds(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
+def time_interleaved(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
     """Milliseconds of every call of each function: two of warm-up, then `repeats`.
 
     The functions take turns: a slow moment hits all of them.
@@ -128,7 +128,7 @@ def bench_decode(
         prompts = [prompt_of(128 // c * c)] * batch
         ways = [vars(replace(config, max_new_tokens=tokens)) for tokens in (1, new + 1)]
         sides = [lambda way=way: generate_ids(engine, prompts, **way) for way in ways]
-        one, many = map(summary, rounds(sides, repeats))
+        one, many = map(summary, time_interleaved(sides, repeats))
         rate = batch * new / (many["ms"] - one["ms"]) * 1e3
         limit = batch * limits["copy_TB_per_s"] * 1e12 / weights_bytes(engine)
         return {
@@ -179,7 +179,7 @@ def bench_prefill(
             config = GenerationConfig(max_new_tokens=1, max_thought_tokens=32, hook=hook)
             ways = [replace(config, prefill="sequential"), config]
             sides = [lambda way=way: prefill(engine, [ids], way) for way in ways]
-            sequential, trivial = rounds(sides, repeats)
+            sequential, trivial = time_interleaved(sides, repeats)
             yield {
                 "what": "prefill, trivial over sequential",
                 "chunks": chunks,
@@ -214,7 +214,7 @@ def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iter
 
     for way in ways:
         sides = [way] if way is sequential else [way, sequential]
-        times = rounds([lambda side=side: read(side) for side in sides], repeats)
+        times = time_interleaved([lambda side=side: read(side) for side in sides], repeats)
         taken, beside = times[0], times[-1]
         compared = ratio(taken, beside)
         yield {

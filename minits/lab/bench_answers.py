@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from minits.generation import GenerationConfig, GenerationResult
-from minits.lab.bench import Line, rounds, summary, ways_of_reading
+from minits.lab.bench import Line, summary, time_interleaved, ways_of_reading
 from minits.methods import Method
 from minits.thinking import Engine
 
@@ -44,7 +44,7 @@ def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
     for number in range(len(other.prompts)):
         calls = [partial(answer, side, found, number) for side, found in zip(sides, results)]
         try:
-            of_prompt = rounds(calls, repeats)
+            of_prompt = time_interleaved(calls, repeats)
         except KeyboardInterrupt as error:
             stopped = error
             break

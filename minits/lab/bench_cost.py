@@ -32,7 +32,7 @@ from minits.fast.flat_batch import FoldedFrame
 from minits.fast.graphs import capture
 from minits.fast.layouts import BucketedSizes, ExactSizes
 from minits.generation import GenerationConfig
-from minits.lab.bench import Line, prompt_of, ratio, rounds, summary
+from minits.lab.bench import Line, prompt_of, ratio, summary, time_interleaved
 from minits.lab.columns import markdown
 from minits.methods import make_method
 from minits.methods.coconut import LatentBatch
@@ -155,7 +155,7 @@ def passes(
         calls += functions_of(side, value, model, half)
     if pool:
         calls = [capture(call, pool).replay for call in calls]
-    times = rounds(calls, repeats)
+    times = time_interleaved(calls, repeats)
     found = []
     for side, value, forward, both in zip(sides, values, times[::2], times[1::2]):
         backward = [whole - part for whole, part in zip(both, forward)]
@@ -272,7 +272,7 @@ def optimizer_steps(
             "tokens": sum(len(row.ids) - 1 for row in rows),
             "path": "graphs" if graphs else "eager",
         })
-    times = rounds(calls, repeats)
+    times = time_interleaved(calls, repeats)
     for line, mine in zip(lines, times):
         yield line | summary(mine)
     *cots, coconut = times
@@ -297,7 +297,7 @@ def answers(engine: Engine, rows: int, repeats: int) -> Iterator[Line]:
             method.answer(engine, prompts[start : start + size], config)
 
     sizes = (1, rows)
-    times = rounds([partial(in_batches, size) for size in sizes], repeats)
+    times = time_interleaved([partial(in_batches, size) for size in sizes], repeats)
     for size, mine in zip(sizes, times):
         taken = summary(mine)
         rate = {"rows_per_s": rows / taken["ms"] * 1e3}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from minits.lab.bench import Line, machine_limits, ratio, rounds, summary
+from minits.lab.bench import Line, machine_limits, ratio, summary, time_interleaved
 from minits.methods import make_method
 from minits.tasks import make_task
 from minits.training.loop import Training
@@ -49,7 +49,7 @@ def steps(trainings: dict[str, Training], task: str, repeats: int) -> Iterator[L
             "rows": list(parts[0].ids.shape),
             "tokens": sum(len(row.ids) - 1 for row in samples),
         })
-    times = rounds(calls, repeats)
+    times = time_interleaved(calls, repeats)
     for line, mine in zip(lines, times):
         yield line | summary(mine)
     plain, thinking = times

@@ -134,15 +134,15 @@ def test_answers_are_timed_in_turn(inside):
 
 @pytest.mark.parametrize("whole", [0, 1])
 def test_ctrl_c_leaves_the_times_of_the_prompts_before_it(whole, inside, monkeypatch):
-    left = iter([bench_answers.rounds] * whole)
+    left = iter([bench_answers.time_interleaved] * whole)
 
-    def rounds(calls, repeats):
+    def interrupted(calls, repeats):
         for measure in left:
             return measure(calls, repeats)
         calls[0]()  # one way of this prompt has answered, the others have not
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_answers, "rounds", rounds)
+    monkeypatch.setattr(bench_answers, "time_interleaved", interrupted)
     how = "bench answers --run thinking --against cot --samples 3 --repeats 1 --device cpu --json"
     status, out, err = call(*how.split())
     told = result(out)

@@ -17,12 +17,12 @@ from strategies import Shape, biases, build, half, prompts, shapes, steer, write
 
 from minits import prefill, qwen
 from minits.generation import generate_ids
-from minits.tensors import cut
+from minits.tensors import in_pieces
 
 
 def small_passes(patch: pytest.MonkeyPatch, most: int) -> None:
     """At most `most` tokens go through a layer at once."""
-    patch.setattr(qwen, "cut", partial(cut, most=most))
+    patch.setattr(qwen, "in_pieces", partial(in_pieces, most=most))
     patch.setattr(prefill, "PASS", most)
 
 
@@ -50,13 +50,11 @@ def test_passes_in_pieces_give_what_whole_passes_give(data):
 
 def test_a_pass_is_cut_to_the_size_that_it_is_given():
     x, positions = torch.zeros(2, 7, 3), torch.arange(7).expand(2, 7)
-    assert [list(part[0].shape) for part in cut(x, positions, 6)] == [
-        [2, 3, 3],
-        [2, 3, 3],
-        [2, 1, 3],
-    ]
-    assert [len(part[0][0]) for part in cut(x, positions, 1)] == [1] * 7  # a token of each row
-    assert [len(part[0][0]) for part in cut(x, positions)] == [7]
+    shapes = [list(piece.shape) for piece, _ in in_pieces(x, positions, 6)]
+    assert shapes == [[2, 3, 3], [2, 3, 3], [2, 1, 3]]
+    of_one = in_pieces(x, positions, 1)  # a token of each row
+    assert [piece.shape[1] for piece, _ in of_one] == [1] * 7
+    assert [piece.shape[1] for piece, _ in in_pieces(x, positions)] == [7]
 
 
 # -- memory ----------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from minits.lab.bench import (
     bench_drafts,
     bench_prefill,
     ratio,
-    rounds,
     summary,
+    time_interleaved,
     weights_bytes,
 )
 from minits.lab.bench_train import bench_train
@@ -85,7 +85,7 @@ def test_a_ratio_tells_its_spread_over_the_rounds():
 def test_sides_take_turns_and_the_first_calls_are_told_apart():
     calls = []
     one, other = map(
-        summary, rounds([lambda: calls.append("a"), lambda: calls.append("b")], repeats=3)
+        summary, time_interleaved([lambda: calls.append("a"), lambda: calls.append("b")], repeats=3)
     )
     assert calls == ["a", "b"] * 5
     assert one.keys() == other.keys() == {"ms", "least", "most", "first"}
