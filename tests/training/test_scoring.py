@@ -316,6 +316,12 @@ def test_room_is_made_for_the_longest_answer_or_the_rows_are_refused(model):
         with_room(model, [(example, wordy), (named, long)])
 
 
+def test_a_setting_that_does_not_fit_the_model_is_no_fault_of_a_row(model):
+    pair = Example("x", (), "y", name="own.jsonl, line 3"), Row([5] * 12, 10, [])
+    with pytest.raises(ValueError, match="^max_thought_tokens 5000: .* 1 … 2044"):
+        with_room(model, [pair], replace(SEQUENTIAL, max_thought_tokens=5000))
+
+
 # -- verdicts --------------------------------------------------------------------------------------
 
 
