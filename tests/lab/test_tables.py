@@ -149,6 +149,16 @@ def test_speed_is_over_cot_by_way_of_the_thinking_run_that_answered_in_turn():
     assert Book(book.runs, [other]).cell("gsm/0.5b-coconut").speed_up() == 4.0
 
 
+def test_answers_on_the_plain_path_have_lines_of_their_own_and_no_cell():
+    name = "gsm/0.5b-thinking"
+    fast, plain = answered(name, thinking=20.0, cot=40.0), answered(name, thinking=300.0, cot=900.0)
+    plain["path"] = "plain"
+    book = Book([trained(name, 0.4)], [fast, plain])
+    assert book.cell(name).speed_up() == 2.0 and book.cell(name).ms() == 20.0
+    assert Book(book.runs, [plain]).cell(name).speed_up() is None
+    assert tables(book)["answers"].count("| plain |") == 4
+
+
 def test_an_ablation_stands_beside_its_default():
     name, usual = "ablation/gsm-extract-4", "ablation/gsm-chunk-8"
     runs = [trained(name, 0.2, 3), trained(usual, 0.4, 4)]
