@@ -188,7 +188,7 @@ def test_a_run_on_word_problems_or_two_hop_questions_is_a_line_of_its_table():
     assert gsm["machine"] == "a card, runs/some-start"
     assert line(found["gsm"], "| 5 |")["run"] == "CoT, 0.5B"
     hops = line(found["two-hop"], "`two-hop/full-0.5b-cot`")
-    assert hops["bridge wrong / answer wrong / both right, %"] == "12.5 / – / –"
+    assert hops["bridge wrong / right, answer wrong / both right, %"] == "12.5 / – / –"
     assert tables(Book([]))["two-hop"].splitlines()[-1].startswith("| all | – | not run |")
 
 
@@ -209,6 +209,8 @@ def test_evaluations_with_something_changed_stand_beside_the_run():
     assert found["test, %"] == f"{right:.1f} to {right + 50 * wrong / N:.1f}"
     assert found["less as it is, points"] == "on all rows 25.0"
     assert line(table, "states of another row")["test, %"] == "not run"
+    # An evaluation's own seed beside "runs/… (seed 2)" would be read as that of the training.
+    assert "seed" not in found
 
 
 def test_training_cost_is_a_table_of_steps_and_sides_and_what_it_shows():
