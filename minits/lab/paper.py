@@ -58,9 +58,10 @@ LAYERS = "rises with the layer, nearly 20 points from the shallowest to the deep
 CHUNKS = "best at c = 8, less beyond; the speed-up grows with c (1.5B)"
 COST = "Coconut's time is linear in the steps, about 10 times Thinking States' at ten of them"
 
-# Appendix: the rows of GSM8K-Aug that all methods were trained on; of them 375,101 kept the text
-# and the steps that a teacher LLM was given. The hash is that of the public file's Git LFS pointer
-# (da03/Internalize_CoT_Step_by_Step, data/gsm8k/train.txt): the file itself was never at hand here.
+# Appendix: the rows of GSM8K-Aug that the paper begins with; 375,101 stayed, for which a teacher
+# LLM kept text and steps. Whether its baselines saw the others, too, it does not say. The hash is
+# that of the public file's Git LFS pointer (da03/Internalize_CoT_Step_by_Step,
+# data/gsm8k/train.txt): the file itself was never at hand here.
 GSM8K_AUG = {
     "what": "GSM8K-Aug, the text of iCoT's repository",
     "rows": 385_620,

@@ -88,11 +88,12 @@ USUAL = {"prefill": "speculative", "draft": "trivial", "lookahead": None}
 
 
 def times(bench: Record) -> dict[Label, float]:
-    """Milliseconds an answer, by what answers: Thinking States in the usual way."""
+    """Milliseconds an answer on the fast path, by what answers: Thinking States as is usual."""
     return {
         label(line["method"], line.get("options", {})): line["ms"]
         for line in bench.get("lines", ())
         if line["what"] == "answers, one at a time"
+        and bench.get("path") != "plain"
         and all(line.get(key, value) == value for key, value in USUAL.items())
     }
 

@@ -96,7 +96,8 @@ def overview(records: Sequence[Record]) -> str:
         line[settings["max_ops"]] = seeds(cell)
         models |= {run["settings"]["model"] for run in cell.runs}
     columns = sorted({N for line in found.values() for N in line})
-    heads = [", ".join(sorted(models)), *(f"N = {N}" for N in columns)]
+    named = sorted(models - {"FOLDER"})  # which says where weights lay, not which they are
+    heads = [", ".join(named), *(f"N = {N}" for N in columns)]
     lines = [[name, *(line.get(N, NONE) for N in columns)] for name, line in found.items()]
     words = "**Longer [N, 100], %: every run of a preset (paper); † below 99 % in distribution**"
     return f"{words}\n\n{markdown(heads, lines)}"
@@ -220,7 +221,7 @@ GSM = ROWS | {
 }
 HOPS = ("bridge_wrong", "bridge_right_answer_wrong", "both_right")
 TWO_HOP = ROWS | {
-    "bridge wrong / answer wrong / both right, %": mean_of("test", *HOPS),
+    "bridge wrong / right, answer wrong / both right, %": mean_of("test", *HOPS),
     "usual answer of the relations, %": mean_of("test", "usual_answer_right"),
     "c, text after": distinct(chunk_and_suffix),
 }
@@ -277,7 +278,7 @@ def probes(book: Book) -> str:
     """The small ablations: L_LM on all tokens; and trained weights with something changed."""
     trained = ablation("lm-loss-", "The paper does not say which tokens L_LM counts.", book)
     columns = ["run", "changed", "test, %", "less as it is, points", "n", *MADE]
-    columns.remove("training")
+    columns = [each for each in columns if each not in ("seed", "training")]
     lines = [found for record in book.probes for found in probe(record, book)]
     done = {changed for _, changed, *_ in lines}
     for word in (*CHANGED.values(), FIRST):
@@ -290,7 +291,7 @@ def probe(record: Record, book: Book) -> Iterator[list[str]]:
     """The lines of an evaluation: what was changed in it, and the question-first probe."""
     method = record.get("settings", {}).get("method")
     named = f"{record['run']}, {METHODS[method].title if method else NONE}"
-    ending = [str(record["n"]), str(record["seed"]), record["machine"], record["revision"]]
+    ending = [str(record["n"]), record["machine"], record["revision"]]
     for (key, value), words in CHANGED.items():
         if record.get(key) == value:
             less = interval(less_as_it_is(record, book), "+")

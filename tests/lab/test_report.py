@@ -120,6 +120,11 @@ def test_the_overview_has_every_seed_beside_the_papers_figure_and_marks_what_was
     assert sum(line.startswith(("| Parity: ", "| Vars: ")) for line in lines) == 3 + 3 + 2
 
 
+def test_the_overview_names_no_place_where_weights_lay():
+    lines = tables(Book([RECORD, RECORD | {"settings": {"model": "FOLDER"}}]))["summary"]
+    assert "| some weights |" in lines and "FOLDER" not in lines
+
+
 def test_no_two_presets_share_a_place_in_the_overview():
     places = [
         (preset.settings["task"], preset.title)

@@ -149,6 +149,16 @@ def test_speed_is_over_cot_by_way_of_the_thinking_run_that_answered_in_turn():
     assert Book(book.runs, [other]).cell("gsm/0.5b-coconut").speed_up() == 4.0
 
 
+def test_answers_on_the_plain_path_have_lines_of_their_own_and_no_cell():
+    name = "gsm/0.5b-thinking"
+    fast, plain = answered(name, thinking=20.0, cot=40.0), answered(name, thinking=300.0, cot=900.0)
+    plain["path"] = "plain"
+    book = Book([trained(name, 0.4)], [fast, plain])
+    assert book.cell(name).speed_up() == 2.0 and book.cell(name).ms() == 20.0
+    assert Book(book.runs, [plain]).cell(name).speed_up() is None
+    assert tables(book)["answers"].count("| plain |") == 4
+
+
 def test_an_ablation_stands_beside_its_default():
     name, usual = "ablation/gsm-extract-4", "ablation/gsm-chunk-8"
     runs = [trained(name, 0.2, 3), trained(usual, 0.4, 4)]
@@ -178,7 +188,7 @@ def test_a_run_on_word_problems_or_two_hop_questions_is_a_line_of_its_table():
     assert gsm["machine"] == "a card, runs/some-start"
     assert line(found["gsm"], "| 5 |")["run"] == "CoT, 0.5B"
     hops = line(found["two-hop"], "`two-hop/full-0.5b-cot`")
-    assert hops["bridge wrong / answer wrong / both right, %"] == "12.5 / – / –"
+    assert hops["bridge wrong / right, answer wrong / both right, %"] == "12.5 / – / –"
     assert tables(Book([]))["two-hop"].splitlines()[-1].startswith("| all | – | not run |")
 
 
@@ -199,6 +209,8 @@ def test_evaluations_with_something_changed_stand_beside_the_run():
     assert found["test, %"] == f"{right:.1f} to {right + 50 * wrong / N:.1f}"
     assert found["less as it is, points"] == "on all rows 25.0"
     assert line(table, "states of another row")["test, %"] == "not run"
+    # An evaluation's own seed beside "runs/… (seed 2)" would be read as that of the training.
+    assert "seed" not in found
 
 
 def test_training_cost_is_a_table_of_steps_and_sides_and_what_it_shows():
