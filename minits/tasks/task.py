@@ -146,17 +146,17 @@ def describe_sources(task: Task) -> list[str]:
 
 def check_overlap(task: Task) -> None:
     """Raises ValueError if two finite splits share a prompt, naming both places."""
-    places = {
-        split: {normalised(task.overlap_key(split, i)): i for i in range(task.size(split))}
-        for split in task.splits
-        if task.size(split)
+    sizes = {split: task.size(split) for split in task.splits if task.size(split)}
+    places = {  # the first, where a split has a prompt twice
+        split: {normalised(task.overlap_key(split, i)): i for i in reversed(range(size))}
+        for split, size in sizes.items()
     }
     for one, other in combinations(places, 2):
-        both = [prompt for prompt in places[one] if prompt in places[other]]
-        if both:
-            here, there = (place_of(task, split, places[split][both[0]]) for split in (one, other))
+        if both := places[one].keys() & places[other].keys():
+            first = min(both, key=places[one].get)
+            here, there = (place_of(task, split, places[split][first]) for split in (one, other))
             raise ValueError(
-                f"{there} asks what {here} asks: {shorten(both[0], 160)!r} "
+                f"{there} asks what {here} asks: {shorten(first, 160)!r} "
                 f"({len(both)} such in {task.title(one)} and {task.title(other)}). What was seen "
                 "in training measures nothing: take the rows out of one of them."
             )

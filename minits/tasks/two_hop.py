@@ -52,8 +52,8 @@ class TwoHop(Rows):
     fact_repeats: int = setting(1, "how often an epoch goes through the facts", least=1, most=1000)
     fact_thoughts: str = setting(
         "trivial",
-        "what T learns where a fact is read: to think nothing; not a thing (untaught: no thought "
-        "loss); or to say it (said: the fact is asked for like a question, and is its step)",
+        "what T learns where a fact is read: to think nothing (trivial), no lesson (untaught: no "
+        "thought loss), or to say it (said: it is asked for like a question, and is its step)",
         choices=("trivial", "untaught", "said"),
     )
     known: str | None = setting(None, "file that `data --ask-model` made: only its rows are used")

@@ -31,7 +31,7 @@ class Machine:
     dtype: str | None = setting(
         None,
         "compute type; default: bfloat16 on cuda, else float32. Training keeps float32 master "
-        "weights and knows no float64",
+        "weights and refuses float64",
         choices=DTYPES,
         free=True,
     )
@@ -146,8 +146,8 @@ class TrainSettings(Machine):
     )
     keep: int = setting(
         2,
-        "checkpoints that stay: the last ones. With 1 who reads one may lose it as the next is "
-        "saved",
+        "number of the last checkpoints that are kept. With 1, saving the next one removes what "
+        "another process may be reading",
         least=1,
         free=True,
     )

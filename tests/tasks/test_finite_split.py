@@ -108,6 +108,15 @@ def test_overlap_of_finite_splits_is_an_error_and_endless_ones_are_let_be():
     check_overlap(make_task("parity"))
 
 
+def test_of_a_doubled_prompt_the_first_place_is_named():
+    class Doubled(Few):
+        def overlap_key(self, split, index):
+            return "Heads?"
+
+    with pytest.raises(ValueError, match="^test row 0 asks what train row 0 asks"):
+        check_overlap(Doubled())
+
+
 @pytest.mark.parametrize("asked, given", [(1, 1), (2, 2), (500, 2)])
 def test_an_evaluation_on_a_finite_split_has_each_row_at_most_once(asked, given):
     arguments = [Few(), make_method("no-cot"), "test", tiny_tokenizer(), CONFIG]

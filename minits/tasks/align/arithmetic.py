@@ -4,9 +4,10 @@ import re
 from fractions import Fraction
 from operator import add, mul, neg, pos, sub, truediv
 
-NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
-TOKEN = re.compile(rf"{NUMBER.pattern}|[-+*/()%]")
-PERCENT = re.compile(rf"({NUMBER.pattern})(%?)")
+# Without sign, commas and units: what stands in a calculation.
+OPERAND = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
+TOKEN = re.compile(rf"{OPERAND.pattern}|[-+*/()%]")
+PERCENT = re.compile(rf"({OPERAND.pattern})(%?)")
 LONGEST = 500  # characters of a calculation: Python's parser calls itself
 OPERATIONS = {
     ast.Add: add,

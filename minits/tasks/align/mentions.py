@@ -4,8 +4,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 # So many digits at most: Python makes no number of thousands of them.
-NUMBER = r"(?:\d{1,3}(?:,\d{3}){1,30}(?!\d)|\d{1,90})(?:\.\d{1,90})?|\.\d{1,90}"
-TOKEN = re.compile(rf"({NUMBER})(\s?%|\s?percent\b)?|[a-z]+|[½⅓¼⅛]", re.ASCII | re.IGNORECASE)
+DIGITS = r"(?:\d{1,3}(?:,\d{3}){1,30}(?!\d)|\d{1,90})(?:\.\d{1,90})?|\.\d{1,90}"
+TOKEN = re.compile(rf"({DIGITS})(\s?%|\s?percent\b)?|[a-z]+|[½⅓¼⅛]", re.ASCII | re.IGNORECASE)
 JOINTS = ("", "-", " ", " and ", " and a ")
 FREE = (Fraction(0), Fraction(1), Fraction(100), Fraction(1, 100))  # need no mention
 

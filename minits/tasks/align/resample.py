@@ -19,7 +19,7 @@ from fractions import Fraction
 from itertools import chain
 from typing import NamedTuple
 
-from minits.tasks.align.arithmetic import NUMBER, evaluate
+from minits.tasks.align.arithmetic import OPERAND, evaluate
 from minits.tasks.align.mentions import FREE, Mention, forms, mentions
 from minits.tasks.align.problems import Problem, result
 
@@ -94,7 +94,7 @@ class Template:
 def template(problem: Problem) -> Template | None:
     """The template of a problem; None if it has none."""
     lefts = [step.rpartition("=")[0] for step in problem.steps]
-    operands = [[Fraction(number) for number in NUMBER.findall(left)] for left in lefts]
+    operands = [[Fraction(number) for number in OPERAND.findall(left)] for left in lefts]
     variables, places, constants = variables_of(problem.question, set(chain(*operands)))
     sources = list(chain(*(forms(kind, number) for kind, number, _ in variables)))
     first_result = len(sources)
@@ -114,7 +114,7 @@ def template(problem: Problem) -> Template | None:
     try:
         for index, left in enumerate(lefts):
             uses = Counter(chain(*operands[index:]))  # from this step on
-            pattern = NUMBER.sub(source, left)
+            pattern = OPERAND.sub(source, left)
             value = evaluate(left)
             steps.append((pattern, decimals_of(spelled(value, DECIMALS))))
             sources.append(value)

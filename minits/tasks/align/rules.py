@@ -14,7 +14,7 @@ from contextlib import suppress
 from fractions import Fraction
 
 from minits.supervision import Step
-from minits.tasks.align.arithmetic import NUMBER
+from minits.tasks.align.arithmetic import OPERAND
 from minits.tasks.align.mentions import FREE, mentions
 from minits.tasks.align.problems import Problem, result
 
@@ -43,7 +43,7 @@ def place(problem: Problem) -> list[tuple[int, list[int | None]]]:
     placed, at = [], 0
     for step in problem.steps:
         operands = []
-        for number in NUMBER.findall(step.rpartition("=")[0]):
+        for number in OPERAND.findall(step.rpartition("=")[0]):
             places = known.get(Fraction(number), [None])
             # Each mention is meant once, as long as there are others of the same number.
             operands.append(places.pop(0) if len(places) > 1 else places[0])
