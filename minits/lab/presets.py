@@ -249,7 +249,7 @@ def ablations() -> dict[str, Preset]:
     usual = {"method": "thinking", "chunk_size": 8, "max_thought_tokens": 256}
     found = {}
     for task, benchmark, own in (
-        ("gsm", "gsm", schedule(6000, 3, **LATER)),
+        ("gsm", "gsm", schedule(4800, 3, **LATER)),
         ("two-hop", "full", schedule(1200, 4, **SAID_LATER)),
     ):
         for name, (title, change) in cells.items():
