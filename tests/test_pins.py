@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import io
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path

@@ -28,7 +28,7 @@ from training_helpers import (
 
 from minits.training import loop, run_folder
 from minits.training.loop import TrainingError
-from minits.training.stopping import SAME_CALL, SIGNALS, Stop
+from minits.training.stopping import SIGNALS, Stop
 
 LINUX = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
