@@ -30,6 +30,26 @@ Dimensions, one letter each, in every shape:
 
 The paper's letters: M the backbone, T and C the blocks, X, H and S what the drawing shows, Z a
 thought, L_in and L_out layers, L_LM and L_T losses.
+
+H, S and log-probabilities: read what was generated once more as a training would, under its own
+thoughts, which gives the same vectors. Prompts may have any lengths.
+
+    model, tokenizer = load("minits/assets/parity")
+    found = generate(model, tokenizer, prompts)  # hook=…, an Intervention: think something else
+    asked = [encode_prompt(tokenizer, prompt) for prompt in prompts]  # from supervision.py, as Row
+    rows = [Row(ids + r.ids, len(ids), r.thought_ids) for ids, r in zip(asked, found)]
+    batch = collate(rows, model)  # from teacher_forcing.py, as what follows; [B, L, E] each
+    S, (H, out) = gold_states(model, batch), teacher_forced(model, batch)
+    logs = model.backbone.lm_head(out).log_softmax(-1)  # of what batch.labels [B, L] has there
+
+To try another thing of one's own:
+
+- T or C from other weights: `ThinkingStates.copy_blocks`, the one place where they start.
+- Another C, or states added elsewhere: `compress` and `last_outputs` (thinking.py); each X + S in
+  prefill.py (two), `read_tokens` and `teacher_forced`. Their fast twins do not call them:
+  `teacher_forced` of fast/flat_batch.py, which trains, and `compress` and `read_tokens` of
+  fast/engine.py, for CUDA. tests/paper and tests/fast tell what was forgotten; the engine, on CUDA.
+- Another loss or other rows: a method (methods/method.py).
 """
 from minits.checkpoint.weights import load, save
 from minits.generation import (
@@ -39,11 +59,13 @@ from minits.generation import (
     generate_ids,
     stream_ids,
 )
+from minits.prefill import Intervention
 from minits.thinking import Thought, ThinkingConfig, ThinkingStates
 
 __all__ = [
     "GenerationConfig",
     "GenerationResult",
+    "Intervention",
     "Thought",
     "ThinkingConfig",
     "ThinkingStates",
