@@ -45,11 +45,14 @@ thoughts, which gives the same vectors. Prompts may have any lengths.
 To try another thing of one's own:
 
 - T or C from other weights: `ThinkingStates.copy_blocks`, the one place where they start.
-- Another C, or states added elsewhere: `compress` and `last_outputs` (thinking.py); each X + S in
-  prefill.py (two), `read_tokens` and `teacher_forced`. Their fast twins do not call them:
-  `teacher_forced` of fast/flat_batch.py, which trains, and `compress` and `read_tokens` of
-  fast/engine.py, for CUDA. tests/paper and tests/fast tell what was forgotten; the engine, on CUDA.
+- Another C: `compress` and `last_outputs` (thinking.py). Of the two, the fast twins call the second
+  alone: so `teacher_forced` of fast/flat_batch.py, which is what trains, and on CUDA `compress` of
+  fast/engine.py, too.
+- States added elsewhere: X + S in prefill.py (two places), in `read_tokens` and `teacher_forced`;
+  then fast/flat_batch.py's `teacher_forced` and fast/engine.py's `middle` and `read_tokens`.
 - Another loss or other rows: a method (methods/method.py).
+
+tests/paper and tests/fast/test_twins.py tell what was forgotten; of the engine only on CUDA.
 """
 from minits.checkpoint.weights import load, save
 from minits.generation import (
