@@ -30,6 +30,29 @@ Dimensions, one letter each, in every shape:
 
 The paper's letters: M the backbone, T and C the blocks, X, H and S what the drawing shows, Z a
 thought, L_in and L_out layers, L_LM and L_T losses.
+
+H, S and log-probabilities: read what was generated once more as a training would, under its own
+thoughts, which gives the same vectors. Prompts may have any lengths.
+
+    model, tokenizer = load("minits/assets/parity")
+    found = generate(model, tokenizer, prompts)  # hook=…, an Intervention: think something else
+    asked = [encode_prompt(tokenizer, prompt) for prompt in prompts]  # from supervision.py, as Row
+    rows = [Row(ids + r.ids, len(ids), r.thought_ids) for ids, r in zip(asked, found)]
+    batch = collate(rows, model)  # from teacher_forcing.py, as what follows; [B, L, E] each
+    S, (H, out) = gold_states(model, batch), teacher_forced(model, batch)
+    logs = model.backbone.lm_head(out).log_softmax(-1)  # of what batch.labels [B, L] has there
+
+To try another thing of one's own:
+
+- T or C from other weights: `ThinkingStates.copy_blocks`, the one place where they start.
+- Another C: `compress` and `last_outputs` (thinking.py). Of the two, the fast twins call the second
+  alone: so `teacher_forced` of fast/flat_batch.py, which is what trains, and on CUDA `compress` of
+  fast/engine.py, too.
+- States added elsewhere: X + S in prefill.py (two places), in `read_tokens` and `teacher_forced`;
+  then fast/flat_batch.py's `teacher_forced` and fast/engine.py's `middle` and `read_tokens`.
+- Another loss or other rows: a method (methods/method.py).
+
+tests/paper and tests/fast/test_twins.py tell what was forgotten; of the engine only on CUDA.
 """
 from minits.checkpoint.weights import load, save
 from minits.generation import (
@@ -39,11 +62,13 @@ from minits.generation import (
     generate_ids,
     stream_ids,
 )
+from minits.prefill import Intervention
 from minits.thinking import Thought, ThinkingConfig, ThinkingStates
 
 __all__ = [
     "GenerationConfig",
     "GenerationResult",
+    "Intervention",
     "Thought",
     "ThinkingConfig",
     "ThinkingStates",

@@ -257,7 +257,8 @@ def generate(
 ) -> list[GenerationResult]:
     """Answers for `prompts` (texts), with the texts of answer and thoughts filled in.
 
-    options: the fields of `GenerationConfig`, max_new_tokens and prefill among them.
+    options: the fields of `GenerationConfig`, max_new_tokens, prefill and hook (an `Intervention`)
+    among them, and `listen` of `generate_ids`.
     """
     if isinstance(prompts, str):
         raise ValueError(f"prompts is one text; give a list of texts: [{prompts[:40]!r}].")

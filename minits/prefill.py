@@ -22,7 +22,9 @@ class Intervention:
     """The one hook of inference: what T is made to say, and what is read in place of a state.
 
     For measuring, for ablations, for "what if". This one changes nothing; derive from it. A place
-    is (row, chunk): the thought after that chunk, and the state that follows from it.
+    is (row, chunk): the thought after that chunk, and the state that follows from it; chunk -1 is
+    what the first chunk reads, 0. Speculation asks about drafts, too, and more than once about a
+    place: the last time is the one that counts.
     """
 
     def thought(self, row: int, chunk: int) -> Sequence[int] | None:
@@ -116,7 +118,7 @@ def prefill_sequential(
     reading = Reading.begin(engine, prompts, slots)
     c = engine.config.chunk_size
     chunks = [-(-length // c) for length in reading.lengths]  # K of each row
-    reading.rounds, reading.chunk_passes = list(chunks), list(chunks)
+    reading.rounds, reading.chunk_passes = chunks, list(chunks)
     reading.accepted = [[1] * K for K in chunks]
     ids = pad(prompts, engine.config.pad_id, max(chunks) * c, engine.device)
     positions = reading.positions(max(chunks) * c)

@@ -29,8 +29,7 @@ def in_order(rows: int, width: int, device: torch.device) -> Tensor:
 def in_pieces(x: Tensor, positions: Tensor, most: int = PASS) -> list[tuple[Tensor, Tensor]]:
     """x [B, L, E] and its positions [B, L] in pieces of at most `most` tokens in all."""
     width = max(most // len(x), 1)
-    pieces = x.split(width, dim=1)
-    return list(zip(pieces, positions.split(width, dim=1)))
+    return list(zip(x.split(width, dim=1), positions.split(width, dim=1)))
 
 
 def pad(

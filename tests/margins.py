@@ -1,6 +1,35 @@
-"""How close a decision was on which two runs differ: in float32 a near-tie may flip."""
+"""Where two runs differ, and how close the decision was: in float32 a near-tie may flip."""
 
+import torch
+from torch import Tensor
+
+from minits.cache import KVCache
 from minits.generation import generate_ids
+
+
+def assert_close(what: str, found: Tensor, right: Tensor, atol: float, c: int, at: int = 0) -> None:
+    """Both [..., tokens, numbers], token `at` first. Names the first token that is not within `atol`."""
+
+    def told(text: str) -> str:
+        wrong = ((found - right).abs() > atol) | (found.isfinite() != right.isfinite())
+        wrong = wrong.any(-1).reshape(-1, found.shape[-2]).any(0).nonzero().flatten().tolist()
+        first = at + wrong[0] if wrong else at
+        return (
+            f"{what}: wrong from token {first} on, place {first % c} of chunk {first // c}; {text}"
+        )
+
+    torch.testing.assert_close(found, right, rtol=0, atol=atol, msg=told)
+
+
+def assert_same_keys(found: KVCache, right: KVCache, row: int, n: int, atol: float, c: int) -> None:
+    """Keys and values of the first `n` tokens of a row within `atol`, layer by layer.
+
+    Values first: they know no position. Where only keys are wrong, rotation is.
+    """
+    for layer in range(len(right.k)):
+        for name in "vk":
+            ours, theirs = (getattr(cache, name)[layer][row, :, :n] for cache in (found, right))
+            assert_close(f"row {row}, {name} of layer {layer}", ours, theirs, atol, c)
 
 
 def differing_margin(model, ids: list[int], a, b, options: dict) -> tuple[str, float]:

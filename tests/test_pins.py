@@ -168,7 +168,8 @@ def test_the_shipped_checkpoint_says_and_thinks_what_is_pinned():
 
 
 def test_the_help_of_every_command_is_the_pinned_one():
-    assert helps() == pinned("help")
+    told = "another flag, task or method, and meant? `python tests/test_pins.py help` pins it"
+    assert helps() == pinned("help"), told
 
 
 def test_every_flag_of_the_pinned_revision_is_still_taken():

@@ -2,12 +2,14 @@
 
 import re
 import shlex
+import textwrap
 from pathlib import Path
 
 import pytest
 import torch
 
-from minits import GenerationResult, ThinkingStates, load, teacher_forcing, thinking
+import minits
+from minits import GenerationResult, ThinkingStates, load, supervision, teacher_forcing, thinking
 from minits.checkpoint.tiny import ASSETS
 from minits.cli.main import make_parser
 from minits.prefill import DRAFTS, prefill_sequential, prefill_speculative
@@ -68,6 +70,49 @@ def test_the_lines_from_python_run(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     exec(block("from minits import"), {})
     assert "The final state of the coin is tails." in capsys.readouterr().out
+
+
+class Recording(minits.Intervention):
+    """Keeps the state after each chunk; the thought after the first one is told."""
+
+    def __init__(self, told: list[int]) -> None:
+        self.told, self.states_of = told, {}
+
+    def thought(self, row: int, chunk: int) -> list[int] | None:
+        return self.told if chunk == 0 else None
+
+    def states(self, places, states):
+        self.states_of |= zip(places, states)
+        return states
+
+
+@torch.no_grad()
+def test_the_lines_of_help_minits_give_what_generation_computed(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    lines = re.match(r"(?:    .*\n)+", minits.__doc__.partition("any lengths.\n\n")[2])[0]
+    model, tokenizer = load(ASSETS / "parity")
+    texts = [make_task("parity", max_ops=6).example("id", i, 3).prompt for i in range(4)]
+    hook = Recording([*tokenizer.encode(" tails"), model.config.thought_end])
+    given = {name: getattr(teacher_forcing, name) for name in dir(teacher_forcing)}
+    given |= {name: getattr(supervision, name) for name in dir(supervision)}
+    given |= {"load": load, "prompts": texts}
+    given["generate"] = lambda *arguments: minits.generate(*arguments, hook=hook)
+    exec(textwrap.dedent(lines), given)
+    S, H, c = given["S"], given["H"], model.config.chunk_size
+    for row, (ids, result) in enumerate(zip(given["asked"], given["found"])):
+        assert result.thought_ids[0] == hook.told
+        # Each answer token by itself: the vector after the prompt and the tokens before it.
+        whole, read = ids + result.ids, len(ids + result.ids) - 1
+        prompts = [whole[:n] for n in range(len(ids), read + 1)]
+        alone = {"hook": Recording(hook.told)}
+        readings = [prefill_sequential(model, [ids], len(ids), **alone) for ids in prompts]
+        logs = [model.backbone.lm_head(each.out[0]).log_softmax(-1) for each in readings]
+        torch.testing.assert_close(given["logs"][row, len(ids) - 1 : read], torch.stack(logs))
+        assert given["batch"].labels[row, len(ids) - 1 : read].tolist() == result.ids
+        start = (read - 1) // c * c
+        torch.testing.assert_close(H[row, start:read], readings[-1].open_h[0, : read - start])
+        for k in range(1, -(-read // c)):
+            torch.testing.assert_close(S[row, k * c : (k + 1) * c], hook.states_of[row, k - 1])
 
 
 def test_the_task_of_ones_own_is_one():

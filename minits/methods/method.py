@@ -68,11 +68,18 @@ class Method(Protocol):
         ...
 
     def collate(self, rows: Sequence[Row], config: ThinkingConfig, **how: Any) -> FlatBatch:
-        """The batch of `rows`; how: as for flat_batch.py's `collate`."""
+        """The batch of `rows`; how: as for flat_batch.py's `collate`.
+
+        One of another kind derives from `Tensors` there and has `counts`, too.
+        """
         return collate(rows, config, **how)
 
     def losses(self, model: ThinkingStates, batch: FlatBatch) -> Losses:
-        """Summed losses, and the numbers of tokens that they are over."""
+        """Summed losses, and the numbers of tokens that they are over.
+
+        A step divides the sums by the `counts` of its batches, which must be those numbers: weights
+        of a loss's tokens belong into its sum. On CUDA it is a graph, so no value may be looked at.
+        """
         return flat_losses(model, batch)
 
     def read(

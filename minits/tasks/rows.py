@@ -162,8 +162,8 @@ class Rows(Task):
         split = named[0] if named else chosen.splits[-1]
         if split == "train" and not named:
             raise ValueError(
-                "the run has no file to evaluate on. Name one with --test FILE; with --train FILE, "
-                "what it was trained on."
+                f"the run has no file of the task {self.name} to evaluate on. Name one with --test "
+                "FILE; with --train FILE, what it was trained on."
             )
         there = split == "train" or (chosen.train and all(map(is_there, files_in(chosen.train))))
         kept = {split, "train"} if there else {split}

@@ -92,7 +92,8 @@ def check_steps(
         raise ValueError(
             f"--steps {settings.steps}: {folder} is a run of {before.steps} steps, whose learning "
             f"rate up to step {state['step']} was another. For more steps on its weights: python "
-            f"run.py train {settings.task} --model {folder} --steps NUMBER."
+            f"run.py train {settings.task} --model {folder} --steps NUMBER, and the run's other "
+            "flags (the task's, too)."
         )
 
 
@@ -244,9 +245,14 @@ def check_data(training: Training, note: Log) -> dict[str, Pairs]:
 
 
 def check_chunks(rows: list[Row], c: int, note: Log) -> None:
-    """Raises ValueError if no row of any process completes a chunk; says so if only few do."""
+    """Raises ValueError if no row of any process completes a chunk; says so if only few do.
+
+    Says so, too, if no row has a step to think: a file in the form of another task, perhaps.
+    """
     complete = sum(bool(row.thoughts) for row in rows)
-    complete, n = distributed.total(torch.tensor([complete, len(rows)])).tolist()
+    thinking = sum(any(len(thought) > 1 for thought in row.thoughts) for row in rows)
+    counts = torch.tensor([complete, thinking, len(rows)])
+    complete, thinking, n = distributed.total(counts).tolist()
     if not complete:
         longest = max(len(row.ids) for row in rows)
         raise ValueError(
@@ -258,6 +264,11 @@ def check_chunks(rows: list[Row], c: int, note: Log) -> None:
         note(
             f"--chunk-size {c}: only {complete / n:.0%} of the first {n} training rows complete a "
             "chunk; the others have no thought to learn."
+        )
+    if not thinking:
+        note(
+            f"none of the first {n} training rows has a step in a complete chunk, so T learns to "
+            "think nothing. Look at one: run.py data. (Lines of GSM8K are for the task gsm.)"
         )
 
 

@@ -122,6 +122,25 @@ def test_training_without_a_file_to_evaluate_on_says_so(files):
     assert status == 2 and "--eval-every 1" in err and not (files / "other").exists()
 
 
+def test_rows_without_a_step_are_told_of(files):
+    assert "has a step" not in call(*TRAIN, "--out", "run")[2]
+    chain = "He buys 2+3=<<2+3=5>>5.\n#### 5"
+    lines = [json.dumps({"question": f"Tom buys 2, then {i}.", "answer": chain}) for i in range(9)]
+    (files / "train.jsonl").write_text("\n".join(lines))  # as GSM8K has them
+    status, _, err = call(*TRAIN, "--out", "other")
+    (told,) = (line for line in err.splitlines() if "has a step" in line)
+    assert status == 0 and told.startswith("none of the first 32 training rows") and "gsm" in told
+    # A method that has no thoughts misses nothing.
+    assert "has a step" not in call(*TRAIN, "--method", "no-cot", "--out", "third")[2]
+
+
+def test_other_steps_than_the_runs_say_how_to_go_on(files):
+    assert call(*TRAIN, "--steps", "6", "--out", "run")[0] == 0
+    status, _, err = call("train", "rows", "--resume", "--out", "run", "--steps", "9")
+    assert status == 2 and "--steps 9" in err
+    assert "--model run --steps NUMBER, and the run's other flags (the task's, too)." in err
+
+
 REFUSED = {
     "no file": (["train", "rows"], "no --train FILE"),
     "overlap": ([*TRAIN, "--valid", "train.jsonl"], "train.jsonl, line 1 asks what"),
@@ -199,7 +218,7 @@ def test_eval_on_what_was_trained_on_must_be_asked_for_by_its_name(trained):
 def test_eval_of_a_run_without_evaluation_says_what_to_name(files):
     assert call(*TRAIN, "--out", "run")[0] == 0
     status, _, err = call("eval", "--run", "run")
-    assert status == 2 and "Name one with --test FILE" in err
+    assert status == 2 and "no file of the task rows to evaluate on. Name one with --test" in err
     assert evaluated("--test", "test.jsonl")["n"] == 8
 
 

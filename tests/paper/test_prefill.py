@@ -2,11 +2,12 @@
 
 import os
 import random
+from itertools import zip_longest
 
 import pytest
 import torch
 from hypothesis import example, given, note, strategies as st
-from margins import differing_margin
+from margins import assert_close, assert_same_keys, differing_margin
 from strategies import half, DEVICES, Shape, biases, build, prompts, shapes, steer
 
 from minits.generation import generate_ids
@@ -14,21 +15,23 @@ from minits.prefill import DRAFTS, Intervention, prefill_sequential, prefill_spe
 
 
 def assert_same_reading(a, b, atol: float) -> None:
-    """Thoughts equal; states, KV of every real token, open chunks and last vectors within `atol`."""
-    for row, length in enumerate(a.lengths):
-        assert [z for z in a.thoughts[row]] == [z for z in b.thoughts[row]]
-        for x, y in ((a.cache.k, b.cache.k), (a.cache.v, b.cache.v)):
-            torch.testing.assert_close(
-                x[:, row, :, :length], y[:, row, :, :length], rtol=0, atol=atol
-            )
-    torch.testing.assert_close(a.state, b.state, rtol=0, atol=atol)
-    torch.testing.assert_close(a.out, b.out, rtol=0, atol=atol)
+    """b is as a: thoughts equal; states, KV of every real token, open chunks, last vectors within `atol`.
+
+    The cause comes first: keys of the first layer that is wrong, from which token on.
+    """
     c = a.state.shape[1]
     for row, length in enumerate(a.lengths):
-        filled = (length - 1) % c + 1
-        torch.testing.assert_close(
-            a.open_h[row, :filled], b.open_h[row, :filled], rtol=0, atol=atol
-        )
+        assert_same_keys(b.cache, a.cache, row, length, atol, c)
+        pairs = zip_longest(b.thoughts[row], a.thoughts[row])
+        for chunk, (found, right) in enumerate(pairs):
+            assert found == right, f"row {row} of {length} tokens, c = {c}: after chunk {chunk}"
+        start = (length - 1) // c * c
+        found, right = (each.open_h[row, : length - start] for each in (b, a))
+        assert_close(f"row {row}, H of the last chunk", found, right, atol, c, start)
+        at = length // c * c
+        assert_close(f"row {row}, state to be read", b.state[row], a.state[row], atol, c, at)
+        found, right = b.out[row, None], a.out[row, None]
+        assert_close(f"row {row}, last vector", found, right, atol, c, length - 1)
 
 
 @pytest.mark.parametrize("device", DEVICES)

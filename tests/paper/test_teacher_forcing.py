@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from margins import assert_close, assert_same_keys
 from strategies import Shape, biases, build, prompts, shapes, steer, training_rows
 
 from minits.prefill import Intervention, prefill_sequential
@@ -32,16 +33,14 @@ def assert_training_computes(model, reading, rows: list[Row]) -> None:
     batch = collate(rows, model)
     cache = model.new_cache(len(rows), batch.ids.shape[1])
     H, out = teacher_forced(model, batch, cache)
+    c = model.config.chunk_size
     for row, n in enumerate(reading.lengths):
-        for ours, theirs in ((cache.k, reading.cache.k), (cache.v, reading.cache.v)):
-            torch.testing.assert_close(
-                ours[:, row, :, :n], theirs[:, row, :, :n], rtol=0, atol=1e-9
-            )
-        start = (n - 1) // model.config.chunk_size * model.config.chunk_size
-        torch.testing.assert_close(
-            H[row, start:n], reading.open_h[row, : n - start], rtol=0, atol=1e-9
-        )
-        torch.testing.assert_close(out[row, n - 1], reading.out[row], rtol=0, atol=1e-9)
+        assert_same_keys(cache, reading.cache, row, n, 1e-9, c)
+        start = (n - 1) // c * c
+        right = reading.open_h[row, : n - start]
+        assert_close(f"row {row}, H of the last chunk", H[row, start:n], right, 1e-9, c, start)
+        found, right = out[row, None, n - 1], reading.out[row, None]
+        assert_close(f"row {row}, last vector", found, right, 1e-9, c, n - 1)
 
 
 @given(st.data())

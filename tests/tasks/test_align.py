@@ -83,6 +83,7 @@ BAD_LINES = {
     '{"question": "q", "answer": 5}': "'answer' of the problem is 5, not a text",
     '{"question": "q", "answer": "5", "steps": 3}': "'steps' is 3, not a text or a list",
     '{"question": "q", "answer": "5", "steps": [3]}': "a step is 3, not a text",
+    '{"question": "q", "answer": "5", "steps": [{"at": 1, "text": "5"}]}': "read with --align given",
     '{"question": "q", "answer": "5", "cot": ["so 5"]}': "'so 5' is no calculation",
     '{"question": "q\\ud800", "answer": "#### 5"}': "is no character of a text",
 }

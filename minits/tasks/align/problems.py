@@ -76,7 +76,10 @@ def steps_of(solution: str | list[Any]) -> tuple[str, ...]:
     steps = []
     for text in [solution] if isinstance(solution, str) else solution:
         if not isinstance(text, str):
-            raise ValueError(f"a step is {json.dumps(text):.100}, not a text")
+            raise ValueError(
+                f"a step is {json.dumps(text):.100}, not a text; steps that name their places (at) "
+                "are read with --align given, or by the task rows"
+            )
         if re.search("<<|>>", STEP.sub("", text)):
             raise ValueError(f"<< and >> are not in pairs in {text!r:.100}")
         steps += STEP.findall(text) or ([] if text is solution else [text])
