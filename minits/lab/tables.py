@@ -277,8 +277,7 @@ FIRST = FIRST.format(*paper.QUESTION_FIRST)
 def probes(book: Book) -> str:
     """The small ablations: L_LM on all tokens; and trained weights with something changed."""
     trained = ablation("lm-loss-", "The paper does not say which tokens L_LM counts.", book)
-    columns = ["run", "changed", "test, %", "less as it is, points", "n", *MADE]
-    columns = [each for each in columns if each not in ("seed", "training")]
+    columns = ["run", "changed", "test, %", "less as it is, points", "n", "machine", "revision"]
     lines = [found for record in book.probes for found in probe(record, book)]
     done = {changed for _, changed, *_ in lines}
     for word in (*CHANGED.values(), FIRST):
