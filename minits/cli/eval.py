@@ -28,6 +28,7 @@ from minits.supervision import Row
 from minits.tasks import Task, check_options
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
+from minits.tasks.two_hop import TwoHop
 from minits.training.recipe import Machine
 from minits.training.run_folder import data_files
 from minits.training.scoring import Pairs, describe, draw_rows, predict, summarise, with_room
@@ -214,6 +215,8 @@ def run(given: Given) -> tuple[Record, int]:
         figures["states"] = flags.states
     if flags.prompt_thoughts:
         figures["prompt_thoughts"] = True
+    if isinstance(task, TwoHop) and task.ask != "question":
+        figures["ask"] = task.ask
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]

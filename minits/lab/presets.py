@@ -91,12 +91,14 @@ GSM = {
 }
 TWO_HOP = {
     "suffix": "Say it now.",
-    "fact_thoughts": "trivial",
+    "fact_thoughts": "said",
     "steps_shown": "bridge",
     "step_after": "hop",
     "eval_samples": 817,
     "keep_best": True,
 }
+# Facts are read with nothing to think; with parametric knowledge there are none.
+NOT_SAID = {"fact_thoughts": "trivial", "steps_shown": "bridge"}
 # A chain of thought is removed at a constant rate. Nothing of these three is measured yet.
 REMOVAL = {"method": "icot", "decay": 0.0}
 LATENT = {"latents": 6, "batch_size": 128, "layout": "rows", "decay": 0.0, "lr": 1e-5}
@@ -123,7 +125,8 @@ LINES = {
         "Thinking States",
         {"method": "thinking"},
         schedule(11_000, 4, one_per_chunk=True),
-        schedule(1200, 4),
+        # Whole facts as thoughts: 91.7 % of valid, in chunks of 8 89.7; names 98.0, and 96.4.
+        schedule(1200, 4, steps_shown="name"),
     ),
     "icot": TableLine(
         "iCoT, token by token",
@@ -161,14 +164,16 @@ AS_WRITTEN = schedule(7500, 3, method="thinking", chunk_size=8, suffix="", max_t
 def reasoning_preset(size: str, title: str, benchmark: str, method: str, **more: Any) -> Preset:
     """A method on word problems ("gsm"), or on two-hop questions in one of the REGIMES."""
     if benchmark == "gsm":
-        settings, files = real_recipe("gsm", method) | GSM, ("train", "valid", "test")
+        settings, files = real_recipe("gsm", method) | GSM | more, ("train", "valid", "test")
     else:
-        settings = real_recipe("two-hop", method) | TWO_HOP | {"knowledge": benchmark}
+        settings = real_recipe("two-hop", method) | TWO_HOP | {"knowledge": benchmark} | more
         files = ("train", "test", REGIMES[benchmark])
+        if settings["fact_thoughts"] == "said" and benchmark == "parametric":
+            files += ("facts",)
     share, speed = paper.REASONING[benchmark].get(method, (None, None))
     return Preset(
         title,
-        settings | more,
+        settings,
         share,
         speed,
         size,
@@ -191,15 +196,12 @@ def table2_presets() -> dict[str, Preset]:
                 settings["lr"] = 3e-5
             made = reasoning_preset(size, f"{line.title}, {size}", benchmark, **settings)
             found[beginning + name] = replace(made, beside=f"{beginning}thinking")
-    for size, name in product(WIDTHS, ("cot", "no-cot", "thinking")):
-        beginning = f"two-hop/full-{size.lower()}-"
-        usual = found[beginning + name]
-        found[f"{beginning}{name}-said"] = replace(
-            usual,
-            title=f"{LINES[name].title}, facts said, {size}",
-            settings=usual.settings | {"fact_thoughts": "said"},
-            beside=f"{beginning}thinking-said",
-        )
+    for regime, name in product(REGIMES, ("cot", "no-cot", "thinking")):
+        title = f"{LINES[name].title}, facts not said, 0.5B"
+        settings = LINES[name].own | LINES[name].two_hop | NOT_SAID
+        made = reasoning_preset("0.5B", title, regime, **settings)
+        beginning = f"two-hop/{regime}-0.5b-"
+        found[f"{beginning}{name}-plain"] = replace(made, beside=f"{beginning}thinking-plain")
     usual = found["gsm/0.5b-coconut"]
     for latents, (share, speed) in paper.COCONUT.items():
         if latents != LATENT["latents"]:
@@ -231,8 +233,7 @@ LATER = {
     "mind while you read this line to its end, and then give the answer at once, as a number and "
     "without any more words. Ready:",
 }
-SAID_LATER = {
-    "fact_thoughts": "said",
+HOP_LATER = {
     "suffix": "Before you say it, think of the one fact that this question needs first, keep it in "
     "mind while you read this line to its end, and then say the answer at once, in few words.",
 }
@@ -250,7 +251,7 @@ def ablations() -> dict[str, Preset]:
     found = {}
     for task, benchmark, own in (
         ("gsm", "gsm", schedule(4800, 3, **LATER)),
-        ("two-hop", "full", schedule(1200, 4, **SAID_LATER)),
+        ("two-hop", "full", schedule(1200, 4, steps_shown="name", **HOP_LATER)),
     ):
         for name, (title, change) in cells.items():
             if task == "two-hop" and name.endswith("-one"):

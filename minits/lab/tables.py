@@ -115,7 +115,7 @@ def seeds(cell: Cell) -> str:
 
 # -- Table 2 ---------------------------------------------------------------------------------------
 
-SAID = ("cot-said", "no-cot-said", "thinking-said")  # two-hop: T says the taught facts, too
+PLAIN = ("cot-plain", "no-cot-plain", "thinking-plain")  # two-hop: facts that nobody says
 BENCHMARKS = {"GSM": "gsm/", "2-hop FK": "two-hop/full-", "2-hop PK": "two-hop/parametric-"}
 
 
@@ -126,7 +126,7 @@ def methods(book: Book) -> str:
     rows = [
         [f"{beginning}{size.lower()}-{method}" for beginning in BENCHMARKS.values()]
         for size in WIDTHS
-        for method in (*LINES, *SAID, "as-written")
+        for method in (*LINES, *PLAIN, "as-written")
     ]
     rows.append(["paper/gsm-1.5b", "", ""])
     lines = []
@@ -138,7 +138,7 @@ def methods(book: Book) -> str:
         line
         for size in WIDTHS
         for name, beginning in BENCHMARKS.items()
-        for beside in (LINES, SAID)
+        for beside in (LINES, PLAIN)
         for line in differences(
             f"- {name}, {size}", book.cells(f"{beginning}{size.lower()}-", *beside)
         )
@@ -220,9 +220,22 @@ GSM = ROWS | {
     "c, text after": distinct(chunk_and_suffix),
 }
 HOPS = ("bridge_wrong", "bridge_right_answer_wrong", "both_right")
+SEEN = ("right_where_second_fact_seen", "right_where_second_fact_new")
+
+
+def facts_and_step(run: Record) -> str:
+    """What T learns where a fact is read, and what the step of a question is."""
+    settings = run["settings"]
+    facts = settings["fact_thoughts"] if settings.get("facts") else "none"
+    steps = {"bridge": "a fact", "both": "both facts", "name": "a name"}
+    return f"{facts}, {steps[settings['steps_shown']]}"
+
+
 TWO_HOP = ROWS | {
     "bridge wrong / right, answer wrong / both right, %": mean_of("test", *HOPS),
     "usual answer of the relations, %": mean_of("test", "usual_answer_right"),
+    "second fact in questions of training / not, %": mean_of("test", *SEEN),
+    "facts, step": distinct(facts_and_step),
     "c, text after": distinct(chunk_and_suffix),
 }
 
@@ -269,6 +282,8 @@ CHANGED = {  # what an evaluation of trained weights may change: (key, value) of
     ("states", "shuffled"): "states of another row",
     ("states", "gold"): "gold thoughts",
     ("prompt_thoughts", True): "no thought in the answer",
+    ("ask", "first"): "the first hop alone is asked for",
+    ("ask", "second"): "the second hop alone is asked for",
 }
 FIRST = "question first where it was wrong (the paper: {:.2f} to {:.2f})"
 FIRST = FIRST.format(*paper.QUESTION_FIRST)

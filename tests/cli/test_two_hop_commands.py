@@ -119,11 +119,12 @@ def test_eval_asks_the_second_hop_alone(inside):
     assert status == 0, err
     told = result(out)
     assert told["n"] == 8 and told["hops"] == [1, 1] and told["buckets"].keys() == {"capital_of"}
+    assert told["ask"] == "second"
     first = json.loads(Path("second.jsonl").read_text().splitlines()[0])
     Path("second.jsonl").unlink()
     assert first["prompt"] == "The capital of Norway is" and first["gold"] == "Oslo"
     status, out, _ = call("eval", *how)
-    assert status == 0 and result(out)["hops"] == [2, 2]
+    assert status == 0 and result(out)["hops"] == [2, 2] and "ask" not in result(out)
 
 
 def test_a_model_is_asked_and_training_reads_what_it_knows(inside, tmp_path):

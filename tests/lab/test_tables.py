@@ -84,12 +84,12 @@ def test_of_runs_with_one_seed_the_best_on_valid_fills_the_cell(named):
     assert sum("not run" in each for each in lines) == 0
 
 
-def test_facts_that_are_said_are_rows_of_their_own():
-    ends = ("cot", "no-cot", "thinking", "cot-said", "no-cot-said", "thinking-said")
+def test_facts_that_are_not_said_are_lines_of_their_own():
+    ends = ("cot", "no-cot", "thinking", "cot-plain", "no-cot-plain", "thinking-plain")
     runs = [trained(f"two-hop/full-0.5b-{end}", 0.5, i, i % 2) for i, end in enumerate(ends)]
     table = tables(Book(runs))["methods"]
-    found = line(table, "`two-hop/full-0.5b-thinking-said`")
-    assert found["method, weights"].startswith("Thinking States, facts said, 0.5B")
+    found = line(table, "`two-hop/full-0.5b-thinking-plain`")
+    assert found["method, weights"].startswith("Thinking States, facts not said, 0.5B")
     assert found["GSM, %"] == "–" and found["2-hop FK, %"].endswith("(54.91)")
     for one, other in ((5, 3), (5, 4), (4, 3), (2, 0), (2, 1)):
         sides = [[runs[i]["test"]["right"]] for i in (one, other)]
@@ -196,14 +196,17 @@ def test_evaluations_with_something_changed_stand_beside_the_run():
     run = trained("gsm/0.5b-thinking", 0.5)
     record = {key: run[key] for key in ("run", "settings", "seed", "machine", "revision")}
     zero = record | evaluation(0.1, 9) | {"states": "zero"}
+    hop = record | evaluation(0.7, 8) | {"ask": "first"}
     first = record | evaluation(0.5, 1)
     wrong = first["right"].count("0")
     figures = {"accuracy": 0.25, "rows_wrong_before": wrong, "of_them_right": 0.5}
     first["question_first"] = figures | {"of_the_others_right": 0.75}
-    *_, table = tables(Book([run], [], [zero, first]))["probes"].split("\n\n")
+    *_, table = tables(Book([run], [], [zero, hop, first]))["probes"].split("\n\n")
     found = line(table, "states zero")
     less = difference([zero["right"]], [run["test"]["right"]])
     assert found["less as it is, points"] == percent(less, "+")
+    found = line(table, "the first hop alone is asked for")
+    assert found["test, %"].startswith(f"{100 * hop['accuracy']:.1f} [")
     right = 100 * (1 - wrong / N)
     found = line(table, "question first where it was wrong")
     assert found["test, %"] == f"{right:.1f} to {right + 50 * wrong / N:.1f}"
