@@ -107,6 +107,7 @@ def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
     if given.get("task") is None:
         raise ValueError(f"name a task ({', '.join(TASKS)}) or a --preset.")
     check_options(given["task"])  # an unknown task is the first thing to say
+    samples = given.get("eval_samples")
     settings = take(given, TrainSettings)
     method = take(given, METHODS[settings.method])
     theirs = {each.name for kind in METHODS.values() for each in fields(kind)}
@@ -116,6 +117,11 @@ def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
         )
     task = make_task(settings.task, **given)
     method.check(task)
+    if samples and len(task.splits) < 2:
+        raise ValueError(
+            f"--eval-samples {samples}: the task has nothing to evaluate on; leave it out, or name "
+            "an evaluation set."
+        )
     return resolve(settings, task), task, method
 
 
