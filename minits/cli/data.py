@@ -12,7 +12,7 @@ from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
-from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, add_flags, check_new_file, heeded, note, take
 from minits.cli.models import open_model, trained_method, trained_task
 from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
@@ -233,7 +233,7 @@ def described(
         method = of_run if isinstance(of_run, Thinking) else method
     elif name in TASKS:
         usual = TASKS[name].data_options
-    task = make_task(name, **(usual | given))
+    task = heeded(make_task(name, **(usual | given)), given)
     if folder:
         tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
     else:

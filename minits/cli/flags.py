@@ -14,7 +14,7 @@ from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
 
-# A flag that does nothing while another has this value (None: while it is not given).
+# A flag that does nothing while another has this value (None: is not given; True: is given).
 IDLE = (
     ("draft", "prefill", "sequential"),
     ("lookahead", "prefill", "sequential"),
@@ -32,7 +32,11 @@ IDLE = (
     ("save_every", "no_save", True),
     ("save_dtype", "no_save", True),
     ("keep", "no_save", True),
+    ("fact_repeats", "facts", None),
+    ("fact_thoughts", "facts", None),
+    ("valid_share", "valid", True),
 )
+IDLE += tuple(product("split index samples seed ops teacher_url".split(), ["ask_model"], [True]))
 # A method that does not think has no loss of T, and nothing is taken from or added to its layers.
 UNTHINKING = [name for name, method in METHODS.items() if not method.thinks]
 IDLE += tuple(product(("thought_weight", *CHOICES[1:]), ["method"], UNTHINKING))
@@ -141,11 +145,16 @@ def take(given: Given, config: type) -> Any:
 
     Raises ValueError for a value that cannot be, or for a flag that would do nothing.
     """
-    own = {each.name for each in fields(config)}
-    mine = {name: given.pop(name) for name in list(given) if name in own}
-    found = check_settings(config(**mine), flag)
+    names = [each.name for each in fields(config)]
+    mine = {name: given.pop(name) for name in names if name in given}
+    return heeded(check_settings(config(**mine), flag), mine)
+
+
+def heeded(found: Any, given: Given) -> Any:
+    """The settings `found` themselves; raises ValueError if a given one does nothing there."""
     for name, other, value in IDLE:
-        if name in mine and other in own and getattr(found, other) == value:
+        now = getattr(found, other, value is not True)  # of a setting that is lacking: never that
+        if name in given and value in (now, bool(now)):
             how = "with" if value else "without"
             shown = f" {value}" if isinstance(value, str) else ""
             raise ValueError(

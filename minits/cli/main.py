@@ -91,13 +91,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reader of the output has gone).
     """
     make_safe()
-    known, others = make_parser().parse_known_args(arguments)
-    if others:  # told by the command's own parser, whose help lists its flags
-        known.parser.error(f"unrecognized arguments: {' '.join(others)}")
-    given = vars(known)
-    traceback, name, parser = (given.pop(key) for key in ("traceback", "command", "parser"))
-    lead, as_json = distributed.rank() == 0, given.get("json")
+    name = "(starting)"
     try:
+        known, others = make_parser().parse_known_args(arguments)
+        if others:  # told by the command's own parser, whose help lists its flags
+            known.parser.error(f"unrecognized arguments: {' '.join(others)}")
+        given = vars(known)
+        traceback, name, parser = (given.pop(key) for key in ("traceback", "command", "parser"))
+        lead, as_json = distributed.rank() == 0, given.get("json")
         figures, status = COMMANDS[name].run(given)
         if as_json and lead and figures:
             print(json.dumps(figures))

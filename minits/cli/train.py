@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 
 from minits.checkpoint.files import listing, write_text
-from minits.cli.flags import Given, Output, add_flags, note, take
+from minits.cli.flags import Given, Output, add_flags, heeded, note, take
 from minits.cli.models import RUNS, newest_run
 from minits.lab.presets import check_contents, check_needs, find
 from minits.lab.provenance import Record, record
@@ -102,11 +102,13 @@ def tell(text: str) -> None:
 
 def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
     """What the flags of a new run ask for."""
+    asked = given
     if given.get("preset"):
         given = with_preset(given)
     if given.get("task") is None:
         raise ValueError(f"name a task ({', '.join(TASKS)}) or a --preset.")
     check_options(given["task"])  # an unknown task is the first thing to say
+    samples = given.get("eval_samples")
     settings = take(given, TrainSettings)
     method = take(given, METHODS[settings.method])
     theirs = {each.name for kind in METHODS.values() for each in fields(kind)}
@@ -114,8 +116,13 @@ def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
         raise ValueError(
             f"{flag(others[0])}: the method {settings.method} has no such option; leave it out."
         )
-    task = make_task(settings.task, **given)
+    task = heeded(make_task(settings.task, **given), asked)
     method.check(task)
+    if samples and len(task.splits) < 2:
+        raise ValueError(
+            f"--eval-samples {samples}: the task has nothing to evaluate on; leave it out, or name "
+            "an evaluation set."
+        )
     return resolve(settings, task), task, method
 
 

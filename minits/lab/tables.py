@@ -96,8 +96,7 @@ def overview(records: Sequence[Record]) -> str:
         line[settings["max_ops"]] = seeds(cell)
         models |= {run["settings"]["model"] for run in cell.runs}
     columns = sorted({N for line in found.values() for N in line})
-    named = sorted(models - {"FOLDER"})  # which says where weights lay, not which they are
-    heads = [", ".join(named), *(f"N = {N}" for N in columns)]
+    heads = [", ".join(sorted(models)), *(f"N = {N}" for N in columns)]
     lines = [[name, *(line.get(N, NONE) for N in columns)] for name, line in found.items()]
     words = "**Longer [N, 100], %: every run of a preset (paper); † below 99 % in distribution**"
     return f"{words}\n\n{markdown(heads, lines)}"

@@ -5,6 +5,7 @@
 The three are rows of the vocabulary that no token of the tokenizer uses (Qwen's is padded), so
 nothing is resized, and no model ever says one. Loss is on all that follows `end`.
 """
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -94,6 +95,11 @@ class Pause(Curriculum):
             )
         if about.get("method") in MARKED:
             return
+        if self.first_stage and about.get("method") != "cot":
+            warnings.warn(
+                f"--first-stage {self.first_stage}: the published recipe starts from a run of CoT "
+                "(--model RUN), and this model is none; 0 begins with a stage of CoT."
+            )
         for weight in (backbone.model.embed_tokens.weight, backbone.lm_head.weight):
             weight[begin : begin + self.spare] = weight[tokenizer.encode(SEED)[0]]
 

@@ -101,7 +101,9 @@ def test_ctrl_c_exits_130_without_a_traceback(inside, monkeypatch):
     assert status == 130 and err.splitlines()[-1] == "run.py infer: interrupted"
 
 
-@pytest.mark.parametrize("error", [MemoryError("8 GB"), RuntimeError("can't allocate memory: 8 bytes")])
+@pytest.mark.parametrize(
+    "error", [MemoryError("8 GB"), RuntimeError("can't allocate memory: 8 bytes")]
+)
 def test_a_lack_of_memory_is_told_in_one_line(error, inside, monkeypatch):
     def fail(*_, **__):
         raise error
@@ -135,6 +137,15 @@ def test_notes_stay_out_of_stdout_where_stderr_is_closed(inside, monkeypatch):
         monkeypatch.setattr(sys, "stderr", None)
         assert run.main([*INFER, PROMPT, "--json"]) == 0
     assert out.getvalue().startswith("{") and out.getvalue().count("\n") == 1
+
+
+def test_ctrl_c_while_the_flags_are_made_is_no_traceback(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minits.cli.main.make_parser", interrupted)
+    status, _, err = call("infer")
+    assert (status, err) == (130, "run.py (starting): interrupted\n")
 
 
 MESSAGES = {

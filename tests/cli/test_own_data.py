@@ -118,8 +118,10 @@ def test_a_moved_file_is_told(trained):
 def test_training_without_a_file_to_evaluate_on_says_so(files):
     status, out, err = call(*TRAIN, "--out", "run")
     assert status == 0 and "not evaluated" in out, err
-    status, _, err = call(*TRAIN, "--eval-every", "1", "--out", "other")
-    assert status == 2 and "--eval-every 1" in err and not (files / "other").exists()
+    for name, value in (("--eval-every", "1"), ("--eval-samples", "500")):
+        status, _, err = call(*TRAIN, name, value, "--out", "other")
+        assert status == 2 and not (files / "other").exists()
+        assert f"{name} {value}: the task has nothing to evaluate on" in err
 
 
 def test_rows_without_a_step_are_told_of(files):

@@ -200,3 +200,43 @@ def test_what_does_not_go_together_is_refused_in_one_line(inside, given, said):
     status, _, err = call("data", *given)
     assert status == 2 and said in err and err.count("\n") == 1
     assert not Path("o").exists()
+
+
+PLAIN = ["train", "two-hop", "--train", "train.jsonl", *QUICK]
+ASKING = ["data", "two-hop", *FILES, "--ask-model", "--model", "no-cot", "--out", "never.json"]
+IN_VAIN = {
+    "thoughts of no facts": ([*PLAIN, "--fact-thoughts", "said"], "without --facts"),
+    "repeats of no facts": (["data", *PLAIN[1:4], "--fact-repeats", "3"], "without --facts"),
+    "a share beside a file": (
+        [*PLAIN, "--valid", "test.jsonl", "--valid-share", "0.3"],
+        "--valid-share does nothing with --valid",
+    ),
+    "asking and teaching": (
+        [*ASKING, "--teacher-url", "http://x", "--teacher-model", "y"],
+        "--teacher-url does nothing with --ask-model",
+    ),
+    "asking of a split": ([*ASKING, "--split", "test"], "--split does nothing with --ask-model"),
+    "asking of the first": ([*ASKING, "--samples", "3"], "--samples does nothing with --ask-model"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", IN_VAIN.values(), ids=IN_VAIN)
+def test_a_flag_that_would_do_nothing_is_refused(arguments, message, inside):
+    status, _, err = call(*arguments)
+    assert status == 2 and message in err and len(err.splitlines()) == 1, err
+    assert not (inside / "runs").exists() and not (inside / "never.json").exists()
+
+
+def test_no_row_that_was_trained_on_is_evaluated_by_another_share(inside):
+    assert call(*PLAIN, "--out", "untested")[0] == 0
+    again = ["eval", "--run", "untested", "--samples", "2"]
+    status, _, err = call(*again, "--valid-share", "0.5")
+    assert status == 2 and "--valid-share 0.5: the run left out 0.15" in err
+    assert call(*again, "--valid-share", "0.15")[0] == 0
+
+
+def test_hops_of_training_rows_are_not_said_to_be_asked(inside):
+    rows = ["eval", "--run", "no-cot", "--train", "train.jsonl", "--samples", "2"]
+    status, _, err = call(*rows, "--ask", "first")
+    assert status == 2 and "--ask first: of --train only whole questions" in err
+    assert call(*rows)[0] == 0

@@ -120,9 +120,10 @@ def test_the_overview_has_every_seed_beside_the_papers_figure_and_marks_what_was
     assert sum(line.startswith(("| Parity: ", "| Vars: ")) for line in lines) == 3 + 3 + 2
 
 
-def test_the_overview_names_no_place_where_weights_lay():
-    lines = tables(Book([RECORD, RECORD | {"settings": {"model": "FOLDER"}}]))["summary"]
-    assert "| some weights |" in lines and "FOLDER" not in lines
+def test_every_record_names_its_weights_and_no_place_where_they_lay():
+    named = {record["settings"]["model"] for record in read_records()}
+    assert not [name for name in named if name != "tiny" and "Qwen2.5-Coder-" not in name]
+    assert "| some weights |" in tables(Book([RECORD]))["summary"]
 
 
 def test_no_two_presets_share_a_place_in_the_overview():

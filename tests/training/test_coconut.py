@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -271,6 +272,18 @@ def test_trained_ones_are_kept_and_a_model_without_room_is_refused():
     model, _ = make_tiny(seed=0, window=None, thinks=False)
     with pytest.raises(ValueError, match="needs 3 rows of the vocabulary .*this model has 0"):
         COCONUT.prepare(model, TOKENIZER, {})
+
+
+@pytest.mark.parametrize("trained", [{}, {"method": "no-cot"}, {"method": "icot"}])
+def test_weights_without_cot_are_told_of_where_the_first_stage_lacks_a_step(trained):
+    model = fresh(Shape(vocab=60), torch.float32, thinks=False)
+    with pytest.warns(UserWarning, match="--first-stage 1: .* starts from a run of CoT"):
+        COCONUT.prepare(model, TOKENIZER, trained)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_method("coconut", first_stage=0).prepare(model, TOKENIZER, trained)
+        for method in ("cot", "coconut", "pause"):
+            COCONUT.prepare(model, TOKENIZER, {"method": method})
 
 
 # -- training --------------------------------------------------------------------------------------
