@@ -145,10 +145,17 @@ def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
     """Both runs on the same questions: those of the thinking one's task."""
     sides, task = [], thinking.task
     other = open_model(replace(flags, run=flags.against), "--against")._replace(task=task)
-    if other.about.get("task") not in (None, task.name):  # None: a plain Qwen2.5
+    trained_on = other.about.get("task", task.name)  # a plain Qwen2.5 names none
+    if trained_on != task.name:
         raise ValueError(
-            f"--against {flags.against} was trained on {other.about['task']}, --run {flags.run} on "
+            f"--against {flags.against} was trained on {trained_on}, --run {flags.run} on "
             f"{task.name}: they have no questions in common. Name another run of {task.name}."
+        )
+    theirs, ours = other.about.get("suffix"), thinking.about.get("suffix")
+    if "task" in other.about and theirs != ours:
+        raise ValueError(
+            f"--against {flags.against} was trained behind {theirs!r}, --run {flags.run} behind "
+            f"{ours!r} (--suffix). Name another run behind the same text."
         )
     for run, opened in ((flags.run, thinking), (flags.against, other)):
         rows = questions(opened, flags.samples or 200)

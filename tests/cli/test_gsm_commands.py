@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -157,8 +158,13 @@ def test_both_runs_must_be_named(missing, inside):
     assert status == 2 and "bench answers needs --run FOLDER --against FOLDER" in err
 
 
-def test_both_runs_must_be_there_and_of_one_task(inside):
+def test_both_runs_must_be_there_of_one_task_and_behind_one_text(inside, tmp_path):
+    (cot,) = (inside / "cot" / "checkpoints").iterdir()
+    shutil.copytree(cot, tmp_path / "bare")
+    about = json.loads((cot / "thinking.json").read_text()) | {"suffix": ""}
+    (tmp_path / "bare" / "thinking.json").write_text(json.dumps(about))
     for other, words in {
+        tmp_path / "bare": f"was trained behind '', --run thinking behind '{SUFFIX}'",
         "nope": "--against nope: no such folder",
         SHIPPED: f"--against {SHIPPED} was trained on parity, --run thinking on gsm",
     }.items():
