@@ -129,7 +129,10 @@ def run(given: Given) -> tuple[Record, int]:
 def questions(opened: Opened, n: int) -> Pairs:
     """At most n rows of the task's last split, as the method of the weights encodes them."""
     task, config = opened.task, opened.engine.config
-    return draw_rows(task, opened.method, task.splits[-1], opened.tokenizer, config, seed=7, n=n)
+    split = task.splits[-1]
+    if split == "train":
+        note(f"{task.name} has nothing to evaluate on: its training rows are read.")
+    return draw_rows(task, opened.method, split, opened.tokenizer, config, seed=7, n=n)
 
 
 def show_cost(lines: list[Line], figure: str | None) -> None:

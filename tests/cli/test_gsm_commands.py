@@ -171,3 +171,11 @@ def test_both_runs_must_be_there_of_one_task_and_behind_one_text(inside, tmp_pat
         how = ["--run", "thinking", "--against", other, "--device", "cpu"]
         status, out, err = call("bench", "answers", *how)
         assert (status, out) == (2, "") and words in err
+
+
+def test_rows_of_training_are_read_where_there_are_no_others_and_that_is_said(inside, tmp_path):
+    how = ["--train", "train.txt", "--suffix", SUFFIX, "--out", tmp_path / "run", *QUICK]
+    assert call("train", "gsm", *how)[0] == 0
+    how = ["--run", tmp_path / "run", "--against", "cot", "--samples", "1", "--repeats", "1"]
+    status, _, err = call("bench", "answers", *how, "--device", "cpu")
+    assert status == 0 and "gsm has nothing to evaluate on: its training rows are read" in err
