@@ -171,13 +171,15 @@ def check_out(flags: DataFlags) -> None:
 def write_rows(task: Task, split: str, flags: DataFlags) -> None:
     """Writes a split to --out, questions without suffix and answers without opening.
 
-    Raises ValueError for a split without an end.
+    Raises ValueError for a split without an end, or examples that a row cannot say.
     """
     size, opening = task.size(split), task.opening.strip()
     if size is None:
         raise ValueError(f"--out: the examples of {task.name} have no end; leave it out.")
     lines = []
     for example in (task.example(split, i, flags.seed) for i in range(size)):
+        if not example.taught:
+            raise ValueError("--out: no row can say --fact-thoughts untaught; leave that out.")
         question = example.prompt.removesuffix(task.asked(""))
         answer = example.answer.removeprefix(f"{opening} " if opening else "")
         lines.append(row_line(question, example.steps, answer))

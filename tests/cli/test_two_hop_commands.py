@@ -194,6 +194,10 @@ def test_thoughts_can_end_with_the_prompt(inside, tmp_path):
             ["two-hop", *FILES, "--knowledge", "full", "--facts", "train.jsonl"],
             "train.jsonl, line 1: the fact holds ",
         ),
+        (
+            ["two-hop", *FILES, *FULL, "--fact-thoughts", "untaught", "--out", "o"],
+            "--out: no row can say --fact-thoughts untaught",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(inside, given, said):
