@@ -110,8 +110,6 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
         full = kind is str and not about.get("empty")
         metavar = None if choices else kind.__name__.upper()
         how = {"type": not_empty if full else kind, "metavar": metavar}
-        if "bare" in about:
-            how |= {"nargs": "?", "const": about["bare"]}
     text += "" if default is None else f" (default: {default})"
     parser.add_argument(name, help=text, choices=choices, **how)
 

@@ -150,18 +150,8 @@ def test_writing_a_table_changes_nothing_else(tmp_path):
     file.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     assert put_into(file, {"summary": "other", "runs": "new"}) == ["runs"]
     assert file.read_text() == f"before\n{begin}\nnew\n{end}\nafter\n"
-    file.write_bytes(f"before\r\n{begin}\r\nold\r\n{end}\r\nafter".encode())
-    put_into(file, {"runs": "new\nlines"})
-    told = f"before\r\n{begin}\r\nnew\r\nlines\r\n{end}\r\nafter"
-    assert file.read_bytes().decode() == told
-    file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="page.md is not UTF-8"):
-        put_into(file, {"runs": "new"})
     file.write_text(f"{end}{begin}")
     with pytest.raises(ValueError, match="in this order"):
-        put_into(file, {"runs": "new"})
-    file.write_text("nothing")
-    with pytest.raises(ValueError, match="no place for a table"):
         put_into(file, {"runs": "new"})
 
 
@@ -226,7 +216,7 @@ def test_the_command_prints_tables_and_json(capsys):
     assert json.loads(out[-1])["records"]
 
 
-def test_write_alone_writes_our_pages(tmp_path, monkeypatch, capsys):
+def test_write_writes_our_pages(tmp_path, monkeypatch, capsys):
     begin, end = (MARK.format("runs", word) for word in ("begin", "end"))
     pages = [tmp_path / "one.md", tmp_path / "other.md"]
     for page in pages:
