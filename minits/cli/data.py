@@ -2,7 +2,7 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -28,7 +28,7 @@ from minits.tasks.task import check_overlap, describe_sources
 from minits.tasks.two_hop import TwoHop
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
-from minits.training.recipe import Machine, recipe_of
+from minits.training.recipe import Machine, names_of, recipe_of
 from minits.training.run_folder import data_files
 from minits.training.scoring import sharing
 
@@ -221,7 +221,7 @@ def described(
     """
     name = "parity" if flags.task is None else flags.task
     usual, about, folder, method = {}, {}, None, Thinking()
-    options = {each.name: given.pop(each.name) for each in fields(Thinking) if each.name in given}
+    options = {name: given.pop(name) for name in names_of(Thinking) & given.keys()}
     if flags.model != "tiny":
         source = local_folder(flags.model, flags.revision)
         folder = checkpoint_of(source)

@@ -13,6 +13,7 @@ from minits.checkpoint.weights import CHOICES
 from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
+from minits.training.recipe import names_of
 
 # A flag that does nothing while another has this value (None: while it is not given).
 IDLE = (
@@ -131,7 +132,7 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
         group = parser.add_argument_group(f"options of the {kind} {', '.join(names)}")
         theirs = [option for option, having in owners.items() if tuple(having) == names]
         owner = table[names[0]]
-        add_flags(group, owner, {each.name for each in fields(owner)}.difference(theirs))
+        add_flags(group, owner, names_of(owner).difference(theirs))
 
 
 def take(given: Given, config: type) -> Any:
@@ -139,8 +140,8 @@ def take(given: Given, config: type) -> Any:
 
     Raises ValueError for a value that cannot be, or for a flag that would do nothing.
     """
-    own = {each.name for each in fields(config)}
-    mine = {name: given.pop(name) for name in list(given) if name in own}
+    own = names_of(config)
+    mine = {name: given.pop(name) for name in own & given.keys()}
     found = check_settings(config(**mine), flag)
     for name, other, value in IDLE:
         if name in mine and other in own and getattr(found, other) == value:
