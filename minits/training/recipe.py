@@ -197,11 +197,9 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
             f"--window {settings.window}: only the tiny model is made with a window. The attention "
             f"of {settings.model} is as its config.json says; leave --window out."
         )
-    usual = {"inject_after": 1, "max_thought_tokens": 64}
+    usual = {"inject_after": 1, "max_thought_tokens": 64, "window": 0}
     if tiny:
         usual |= {"extract_after": 3, "window": 16 if method.thinks else 0}
-    else:
-        usual["window"] = 0
     recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
     layouts = method.layouts
     if recipe.get("layout", layouts[0]) not in layouts:
