@@ -7,7 +7,7 @@ DRAWS = 10_000
 
 
 def difference(
-    ours: Sequence[str],  # of each seed, which rows were right: `Report.right`
+    ours: Sequence[str],  # of each seed, which rows were right, as in a `Report`
     theirs: Sequence[str],
     groups: Sequence[object] | None = None,  # the group of each row; its rows are drawn together
 ) -> tuple[float, float, float]:
