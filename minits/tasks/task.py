@@ -110,7 +110,10 @@ class Task(Protocol):
         example: Example,
         right: bool,  # the answer
     ) -> dict[str, bool | None]:
-        """What the steps that were thought, or written in `text`, say; None does not count."""
+        """What the steps that were thought, or written in `text`, say.
+
+        None does not count, nor does what is left out.
+        """
         return {}
 
     def texts(self) -> Iterator[str] | None:

@@ -183,7 +183,7 @@ def summarise(lines: Sequence[Verdict], task: Task) -> Report:
     marks = {name for line in lines for name in line if isinstance(line[name], bool)}
     counts = {}
     for name in sorted(marks - {"correct", "late"}):
-        counts[name] = fmean(line[name] for line in lines if line[name] is not None)
+        counts[name] = fmean(line[name] for line in lines if line.get(name) is not None)
     first_wrong = None
     if wrong:
         shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
