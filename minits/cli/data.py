@@ -18,7 +18,7 @@ from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
-from minits.tasks import TASKS, Task, make_task
+from minits.tasks import Task, make_task
 from minits.tasks.align.problems import Problem
 from minits.tasks.align.teacher import align_with_teacher
 from minits.tasks.gsm import Gsm
@@ -231,8 +231,6 @@ def described(
         name, usual = trained.name, asdict(trained)
         of_run = trained_method(source, about)
         method = of_run if isinstance(of_run, Thinking) else method
-    elif name in TASKS:
-        usual = TASKS[name].data_options
     task = make_task(name, **(usual | given))
     if folder:
         tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))

@@ -42,8 +42,6 @@ class Task(Protocol):
 
     paths: ClassVar[tuple[str, ...]] = ()  # options that name files
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
-    # Options that `data` describes the supervision with, unless its flags say otherwise.
-    data_options: ClassVar[Json] = {}
 
     @classmethod
     def recipe(cls, method: str, kind: str) -> Json:
