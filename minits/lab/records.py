@@ -215,9 +215,9 @@ class Book(NamedTuple):
         return found
 
 
-def read_book(folder: Path = RECORDS) -> Book:
+def read_book() -> Book:
     """The records that ship. Raises as `read_records`."""
-    return Book(*(read_records(folder / f"{name}.jsonl") for name in FILES))
+    return Book(*(read_records(RECORDS / f"{name}.jsonl") for name in FILES))
 
 
 # What is raised where a value is of another kind than expected.
