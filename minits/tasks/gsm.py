@@ -9,7 +9,6 @@ Lines of GSM8K, of iCoT's text form and of plain JSON may be mixed. A step is wh
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -17,7 +16,7 @@ from minits.checkpoint.files import Json
 from minits.settings import setting
 from minits.supervision import OVERFLOW_SEPARATOR, Example
 from minits.tasks.align.problems import Problem, parse_problem, value
-from minits.tasks.align.resample import Template, template
+from minits.tasks.align.resample import template
 from minits.tasks.align.rules import ALIGNERS, traced
 from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
 from minits.tasks.rows import Rows, SplitRows
@@ -59,11 +58,6 @@ class Gsm(Rows):
                 "--resample does nothing with --align given: numbers can be drawn anew where rules "
                 "place the steps. Leave one of them out."
             )
-
-    @cached_property
-    def templates(self) -> dict[int, Template | None]:
-        """Those of the training problems that were drawn so far."""
-        return {}
 
     def read_split(self, split: str) -> SplitRows:
         rows, about = super().read_split(split)
@@ -133,9 +127,7 @@ class Gsm(Rows):
         rng = random.Random(f"{seed}/numbers/{index}")
         if rng.random() >= self.resample:
             return problem
-        if index not in self.templates:
-            self.templates[index] = template(problem)
-        made = self.templates[index]
+        made = template(problem)
         return (made and made.draw(rng)) or problem
 
     def score_steps(
