@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from minits.checkpoint.files import printable, write_text
 from minits.checkpoint.weights import CHOICES
-from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Weights, add_flags, check_new_file, note, take
 from minits.cli.models import Opened, describe_model, open_model, say_limit
 from minits.cli.page import MOST_ROWS, head, page
 from minits.cli.prompts import Prompt, Way, read_prompts, ways_of
@@ -25,7 +25,7 @@ OPTIONS = ()
 
 
 @dataclass(frozen=True)
-class InferFlags(Output, Machine, Weights):
+class InferFlags(Machine, Weights):
     """What `run.py infer` takes beside the settings of generation."""
 
     json: bool = setting(False, "print JSON lines, one an answer, and nothing else")

@@ -137,9 +137,7 @@ class Gsm(Rows):
 
         right_if_last_is: of the rows whose last result is right, whether the answer is.
         """
-        opening = self.opening.strip()
-        before, _, answer = text.rpartition(opening) if opening else ("", "", text)
-        said = " ".join(thoughts) if thoughts is not None else before
+        said, answer = self.steps_and_answer(text, thoughts)
         gold = [step.text for step in example.steps]
         steps = said.replace(OVERFLOW_SEPARATOR, " ").split()
         if not gold or (thoughts is None and not steps):  # No-CoT says none

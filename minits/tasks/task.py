@@ -58,7 +58,7 @@ class Task(Protocol):
 
     def title(self, split: str) -> str:
         """A split in words, for reports."""
-        return split
+        return "training" if split == "train" else split
 
     def group(self, example: Example) -> str | None:
         """The line of a report that an example belongs to; None: that of its size, see `bucket`."""
