@@ -303,7 +303,8 @@ def probes(book: Book) -> str:
 
 def probe(record: Record, book: Book) -> Iterator[list[str]]:
     """The lines of an evaluation: what was changed in it, and the question-first probe."""
-    named = f"{record['run']}, {METHODS[record['settings']['method']].title}"
+    method = record.get("settings", {}).get("method")
+    named = f"{record['run']}, {METHODS[method].title if method else NONE}"
     ending = [str(record["n"]), record["machine"], record["revision"]]
     for (key, value), words in CHANGED.items():
         if record.get(key) == value:
