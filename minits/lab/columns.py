@@ -23,7 +23,7 @@ def table_of(cells: Sequence[Cell], heads: Columns, figures: Columns) -> str:
 
 
 def not_run(columns: int) -> list[str]:
-    """A line of nothing."""
+    """The line of what was never run."""
     return [NOT_RUN, *[NONE] * (columns - 1)]
 
 

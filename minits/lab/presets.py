@@ -266,14 +266,10 @@ def paper_presets() -> dict[str, Preset]:
     Three epochs: it gives neither their number nor rate and batch. Its steps were placed by a
     teacher LLM, here rules place them.
     """
-    settings = real_recipe("gsm", "thinking") | AS_WRITTEN | schedule(9_038, 3)
-    settings |= {
-        "batch_size": 128,
-        "lr": 3e-5,
-        "skip_bad": True,
-        "eval_samples": 1319,
-        "keep_best": True,
-    }
+    own = schedule(
+        9_038, 3, batch_size=128, lr=3e-5, skip_bad=True, eval_samples=1319, keep_best=True
+    )
+    settings = real_recipe("gsm", "thinking") | AS_WRITTEN | own
     files = {"train": paper.GSM8K_AUG, "valid": {}, "test": {}}
     found = paper.REASONING["gsm"]["thinking"]
     title = "Thinking States, the paper's recipe"

@@ -39,7 +39,7 @@ from minits.training.stopping import Log, Stop
 def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) -> Training:
     """A training with resolved settings; it goes on from the newest checkpoint in `folder`, if any.
 
-    Meets the other processes, if there are any. Raises ValueError for settings that do not go
+    Joins the group of processes, if there is one. Raises ValueError for settings that do not go
     together.
     """
     if settings.batch_size < distributed.world():
@@ -307,11 +307,11 @@ def train_and_evaluate(
         "steps": training.done,
         "train_seconds": round(training.seconds, 2),
         "hidden_size": training.model.backbone.config.hidden_size,
+        "run": str(folder),
+        **reports,
     }
-    figures |= reports
     if training.settings.keep_best:
         figures["best_step"] = training.best_step
-    figures["run"] = str(folder)
     if start:
         figures["resumed_after_step"] = start
     return figures
