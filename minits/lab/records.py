@@ -115,10 +115,8 @@ class Cell:
     def clusters(self) -> list[int] | None:
         return self.runs[0]["test"].get("clusters")
 
-    def accuracy(self) -> Interval | None:
+    def accuracy(self) -> Interval:
         """Mean over seeds; its interval is a bootstrap over rows or clusters, else Wilson's."""
-        if not self.runs:
-            return None
         rights = self.rights()
         if alike(rights) and (len(rights) > 1 or self.clusters()):
             return difference(rights, ["0" * len(rights[0])], self.clusters())

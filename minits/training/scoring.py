@@ -25,8 +25,6 @@ Report = Json  # of an evaluation, as records hold it: see `summarise`
 
 def wilson(right: int, n: int) -> tuple[float, float]:
     """The 95 % Wilson score interval of a share right / n."""
-    if not n:
-        return 0.0, 1.0
     z = 1.96
     p, square = right / n, z * z / n
     centre = p + square / 2

@@ -192,10 +192,6 @@ def test_wilson_interval_holds_the_share_and_mirrors_its_complement(counts):
     assert wilson(n - right, n) == pytest.approx((1 - high, 1 - low), abs=2e-6)
 
 
-def test_wilson_interval_of_nothing_is_everything():
-    assert wilson(0, 0) == (0.0, 1.0)
-
-
 # -- gold is only compared with --------------------------------------------------------------------
 
 
