@@ -12,7 +12,7 @@ from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
-from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.models import open_model, trained_method, trained_task
 from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
@@ -37,7 +37,7 @@ OPTIONS = ("task",)
 
 
 @dataclass(frozen=True)
-class DataFlags(Output, Machine):
+class DataFlags(Weights, Output, Machine):
     """What `run.py data` takes beside the task's options."""
 
     task: str | None = setting(
@@ -46,7 +46,6 @@ class DataFlags(Output, Machine):
     model: str = setting(
         "tiny", "whose tokenizer and limits: tiny, a folder (of a run, too) or a hub id"
     )
-    revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(
         None, "c: tokens a chunk; default: as in training, else by recipe", least=1
     )
