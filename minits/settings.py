@@ -14,8 +14,8 @@ def setting(default: Any = MISSING, text: str = "", **about: Any) -> Any:
     """A dataclass field. text: meaning and unit.
 
     about: least, most (bounds, both allowed), above (a bound that is not), choices (the values
-    there are), bare (what the flag alone stands for), empty (an empty text is a value), positional
-    (no flag), free (may be chosen beside a preset).
+    there are), empty (an empty text is a value), positional (no flag), free (may be chosen beside a
+    preset).
     """
     return field(default=default, metadata={"text": text, **about})
 

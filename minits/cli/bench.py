@@ -11,7 +11,7 @@ from minits.cli.models import Opened, measured_on, open_model
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
-from minits.lab.bench_answers import WAYS, Side, bench_answers
+from minits.lab.bench_answers import Side, bench_answers
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
@@ -113,10 +113,7 @@ def run(given: Given) -> tuple[Record, int]:
     elif part == "answers":
         lines = answers(flags, opened)
     elif part == "cost":
-        note(
-            f"the passes of all sides take turns: {bench_cost.CALLS * (flags.repeats + 2)} calls "
-            "before the first of their lines"
-        )
+        note("the passes of all sides take turns: their lines come together, after the last call")
         lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
@@ -164,10 +161,7 @@ def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
         rows = questions(opened, flags.samples or 200)
         config = with_room(opened.engine, rows, GenerationConfig())
         sides.append(Side(run, opened.engine, opened.method, prompts_of(rows), config))
-    note(
-        "all ways take turns at every prompt: "
-        f"{len(rows) * (1 + len(WAYS)) * (flags.repeats + 2)} answers before the first line"
-    )
+    note(f"all ways take turns at each of {len(rows)} prompts: their lines come after the last")
     return bench_answers(*sides, flags.repeats)
 
 

@@ -2,7 +2,7 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -12,13 +12,22 @@ from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import tiny_tokenizer
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, special_ids
-from minits.cli.flags import Given, Output, add_flags, check_new_file, heeded, note, take
+from minits.cli.flags import (
+    Given,
+    Output,
+    Weights,
+    add_flags,
+    check_new_file,
+    heeded,
+    note,
+    take,
+)
 from minits.cli.models import open_model, trained_method, trained_task
 from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
-from minits.tasks import TASKS, Task, make_task
+from minits.tasks import Task, make_task
 from minits.tasks.align.problems import Problem
 from minits.tasks.align.teacher import align_with_teacher
 from minits.tasks.gsm import Gsm
@@ -28,7 +37,7 @@ from minits.tasks.task import check_overlap, describe_sources
 from minits.tasks.two_hop import TwoHop
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
-from minits.training.recipe import Machine, recipe_of
+from minits.training.recipe import Machine, names_of, recipe_of
 from minits.training.run_folder import data_files
 from minits.training.scoring import sharing
 
@@ -37,7 +46,7 @@ OPTIONS = ("task",)
 
 
 @dataclass(frozen=True)
-class DataFlags(Output, Machine):
+class DataFlags(Weights, Output, Machine):
     """What `run.py data` takes beside the task's options."""
 
     task: str | None = setting(
@@ -46,7 +55,6 @@ class DataFlags(Output, Machine):
     model: str = setting(
         "tiny", "whose tokenizer and limits: tiny, a folder (of a run, too) or a hub id"
     )
-    revision: str | None = setting(None, "branch, tag or commit of a hub id")
     chunk_size: int | None = setting(
         None, "c: tokens a chunk; default: as in training, else by recipe", least=1
     )
@@ -223,7 +231,7 @@ def described(
     """
     name = "parity" if flags.task is None else flags.task
     usual, about, folder, method = {}, {}, None, Thinking()
-    options = {each.name: given.pop(each.name) for each in fields(Thinking) if each.name in given}
+    options = {name: given.pop(name) for name in names_of(Thinking) & given.keys()}
     if flags.model != "tiny":
         source = local_folder(flags.model, flags.revision)
         folder = checkpoint_of(source)
@@ -233,8 +241,6 @@ def described(
         name, usual = trained.name, asdict(trained)
         of_run = trained_method(source, about)
         method = of_run if isinstance(of_run, Thinking) else method
-    elif name in TASKS:
-        usual = TASKS[name].data_options
     task = heeded(make_task(name, **(usual | given)), given)
     if folder:
         tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))

@@ -209,8 +209,9 @@ def run(given: Given) -> tuple[Record, int]:
 
     passes = [evaluate("", rows, flags.out and Path(flags.out))]
     report = summarise(passes[0].lines, task)
-    print(describe(report))
-    figures = measured_on(opened) | report.record() | data_files(task)
+    words = describe(report, task.unit)
+    print(words)
+    figures = measured_on(opened) | report | data_files(task)
     if flags.states != "normal":
         figures["states"] = flags.states
     if flags.prompt_thoughts:
@@ -226,7 +227,7 @@ def run(given: Given) -> tuple[Record, int]:
         figures["question_first"] = probe
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
-        top["result"] = describe(report).splitlines()[0]
+        top["result"] = words.splitlines()[0]
         # A wrong row and a right one in turn as long as there are both.
         pairs = zip_longest(*wrong_and_right(passes[0].lines))
         shown = [i for pair in pairs for i in pair if i is not None][:MOST_ROWS]

@@ -13,6 +13,7 @@ from minits.checkpoint.weights import CHOICES
 from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
+from minits.training.recipe import names_of
 
 # A flag that does nothing while another has this value (None: is not given; True: is given).
 IDLE = (
@@ -114,8 +115,6 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
         full = kind is str and not about.get("empty")
         metavar = None if choices else kind.__name__.upper()
         how = {"type": not_empty if full else kind, "metavar": metavar}
-        if "bare" in about:
-            how |= {"nargs": "?", "const": about["bare"]}
     text += "" if default is None else f" (default: {default})"
     parser.add_argument(name, help=text, choices=choices, **how)
 
@@ -137,7 +136,7 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
         group = parser.add_argument_group(f"options of the {kind} {', '.join(names)}")
         theirs = [option for option, having in owners.items() if tuple(having) == names]
         owner = table[names[0]]
-        add_flags(group, owner, {each.name for each in fields(owner)}.difference(theirs))
+        add_flags(group, owner, names_of(owner).difference(theirs))
 
 
 def take(given: Given, config: type) -> Any:
@@ -145,8 +144,7 @@ def take(given: Given, config: type) -> Any:
 
     Raises ValueError for a value that cannot be, or for a flag that would do nothing.
     """
-    names = [each.name for each in fields(config)]
-    mine = {name: given.pop(name) for name in names if name in given}
+    mine = {name: given.pop(name) for name in names_of(config) & given.keys()}
     return heeded(check_settings(config(**mine), flag), mine)
 
 

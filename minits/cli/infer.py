@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from minits.checkpoint.files import printable, write_text
 from minits.checkpoint.weights import CHOICES
-from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Weights, add_flags, check_new_file, note, take
 from minits.cli.models import Opened, describe_model, open_model, say_limit
 from minits.cli.page import MOST_ROWS, head, page
 from minits.cli.prompts import Prompt, Way, read_prompts, ways_of
@@ -25,7 +25,7 @@ OPTIONS = ()
 
 
 @dataclass(frozen=True)
-class InferFlags(Output, Machine, Weights):
+class InferFlags(Machine, Weights):
     """What `run.py infer` takes beside the settings of generation."""
 
     json: bool = setting(False, "print JSON lines, one an answer, and nothing else")
@@ -197,24 +197,10 @@ def check_given(given: Collection[int], count: int, place: str) -> None:
 
 
 def answer_in_order(opened: Opened, way: Way, flags: InferFlags) -> Iterator[Answer]:
-    """Answers in the order of the prompts, each as soon as those before it are there.
-
-    Within the next four batches the prompts are sorted by length, so that those of a batch are
-    alike; with --stream they are read one by one, in their own order.
-    """
+    """Answers in the order of the prompts, batch by batch; with --stream one by one."""
     size = 1 if flags.stream else flags.batch_size or 16
-    ahead = 1 if flags.stream else 4 * size
-    for start in range(0, len(way.ids), ahead):
-        near = range(start, min(start + ahead, len(way.ids)))
-        rows = sorted(near, key=lambda row: len(way.ids[row]))
-        found: dict[int, Answer] = {}
-        for first in range(0, len(rows), size):
-            chosen = rows[first : first + size]
-            batch = [way.ids[row] for row in chosen]
-            found |= zip(chosen, answer_batch(opened, batch, way.config, flags))
-            while start in found:
-                yield found.pop(start)
-                start += 1
+    for start in range(0, len(way.ids), size):
+        yield from answer_batch(opened, way.ids[start : start + size], way.config, flags)
 
 
 def answer_batch(

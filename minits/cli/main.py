@@ -1,6 +1,7 @@
 """The command line: train, infer, eval, bench, report, data. `run.py COMMAND --help` tells more."""
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -9,7 +10,6 @@ from typing import NoReturn
 from minits.checkpoint.files import printable
 from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.flags import add_options
-from minits.cli.streams import make_safe
 from minits.methods import METHODS
 from minits.settings import flag
 from minits.tasks import TASKS
@@ -84,13 +84,27 @@ def with_flags(message: object, parser: argparse.ArgumentParser) -> str:
     return re.sub(r"(?<![\w/.-])[a-z]+(_[a-z]+)+(?!\w|[/.-]\w)", spelled, text)
 
 
+def make_streams_safe() -> None:
+    """Output fails only where the disk is full or the reader has gone.
+
+    Each line is shown at once; characters that an encoding lacks become ?. A closed stream takes
+    all and shows nothing.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace", line_buffering=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns the exit status: 0, 1 (training failed), 2 (bad input), 130 (interrupted), 141 (the
     reader of the output has gone).
     """
-    make_safe()
+    make_streams_safe()
     name = "(starting)"
     try:
         known, others = make_parser().parse_known_args(arguments)

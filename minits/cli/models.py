@@ -50,7 +50,7 @@ def newest_run(task: str | None = None) -> Path:
     return max(found)[1]
 
 
-def run_named(name: str | None, given: str = "--run") -> Path:
+def run_named(name: str | None, given: str) -> Path:
     """The folder that the flag `given` names, which is never looked for on the hub.
 
     Without a name: the newest run, or the checkpoint that ships.

@@ -138,7 +138,7 @@ def chunk(card: Card, k: int) -> Markup:
 
 
 def article(card: Card) -> Markup:
-    """All of a card."""
+    """A card: its title and texts, chunks, rounds of the prefill, and all in one line of text."""
     title = [tag("span", card.title, dir="auto"), " "]
     if card.right is not None:
         verdict = "right" if card.right else "wrong"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from minits.checkpoint.files import around, require, write_text
+from minits.checkpoint.files import require, write_text
 from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
 from minits.lab.figures import FIGURES, draw_all, pyplot
 from minits.lab.provenance import Record
@@ -18,17 +18,14 @@ OPTIONS = ()
 PACKAGE = Path(__file__).parents[1]
 PAGES = (PACKAGE.parent / "README.md", PACKAGE / "lab" / "RESULTS.md")
 MARK = "<!-- run.py report {}: {} -->"
-OURS = "both"  # what --write alone stands for
 
 
 @dataclass(frozen=True)
 class ReportFlags(Output):
     """What `run.py report` takes."""
 
-    write: str | None = setting(
-        None,
-        "put the tables where their marks stand in a file; without one: README.md and RESULTS.md",
-        bare=OURS,
+    write: bool = setting(
+        False, "put the tables where their marks stand in README.md and lab/RESULTS.md"
     )
     figures: str | None = setting(
         None, "draw the figures into this folder, as PNG files (needs matplotlib)"
@@ -39,7 +36,7 @@ add_arguments = partial(add_flags, config=ReportFlags)
 
 
 def run(given: Given) -> tuple[Record, int]:
-    """Prints the tables of results, or puts them into a file."""
+    """Prints the tables of results, draws the figures, or puts the tables into our pages."""
     flags, book = take(given, ReportFlags), read_book()
     found = made_of(book, tables)
     if flags.figures:
@@ -55,28 +52,21 @@ def run(given: Given) -> tuple[Record, int]:
                 if drawn
                 else f"{name}: not drawn, for there are no records of it yet"
             )
-    elif flags.write is None:
+    elif not flags.write:
         for name, table in found.items():
             print(f"## {name}\n\n{table}\n")
-    named = [Path(flags.write)] if flags.write else []
-    for path in PAGES if flags.write == OURS else named:
-        if not path.is_file():
-            raise FileNotFoundError(f"--write {path}: no such file ({around(path)}).")
+    for path in PAGES if flags.write else ():
         names = " and ".join(put_into(path, found))
         note(f"{path}: the table {names} is now that of {len(book.runs)} runs")
     return {"records": [record for record in book.runs if "preset" in record]}, 0
 
 
 def put_into(path: Path, found: dict[str, str]) -> list[str]:
-    """Replaces what stands between the marks of these tables in a file; the names of those there.
+    """Replaces what stands between the marks of these tables in a page; the names of those there.
 
-    Raises ValueError if the marks of one do not stand there once each, in order, or if none do.
+    Raises ValueError if the marks of one do not stand there once each, in order.
     """
-    try:
-        text, names = require(path).read_bytes().decode(), []
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}. Name another file.") from error
-    end_of_line = "\r\n" if "\r\n" in text else "\n"
+    text, names = require(path).read_text(encoding="utf-8"), []
     for name, table in found.items():
         begin, end = (MARK.format(name, word) for word in ("begin", "end"))
         if begin not in text and end not in text:
@@ -87,13 +77,7 @@ def put_into(path: Path, found: dict[str, str]) -> list[str]:
                 "once, in this order."
             )
         before, rest = text.split(begin)
-        put = end_of_line.join([begin, *table.split("\n"), end])
-        text = before + put + rest.split(end)[1]
+        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
         names.append(name)
-    if not names:
-        raise ValueError(
-            f"{path}: it has no place for a table. Put the lines {MARK.format('summary', 'begin')} "
-            f"and {MARK.format('summary', 'end')} where it shall stand (or runs for summary)."
-        )
     write_text(path, text)
     return names

@@ -123,7 +123,7 @@ class InlineText:
             self.show(in_brackets(self.tokenizer.decode(thought.ids[:-1])))
 
     def show(self, text: str) -> None:
-        """A piece of the line."""
+        """Adds a piece to the line; printed at once, or when it ends."""
         self.pieces.append(text)
         if self.at_once:
             print(text, end="", flush=True)

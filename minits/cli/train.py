@@ -18,7 +18,7 @@ from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS, Task, check_options, make_task
 from minits.training import distributed, run_folder
-from minits.training.recipe import TrainSettings, complete, resolve, resolve_device
+from minits.training.recipe import TrainSettings, complete, names_of, resolve, resolve_device
 from minits.training.session import run_training
 
 OPTIONS = ("task", "method")
@@ -111,7 +111,7 @@ def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
     samples = given.get("eval_samples")
     settings = take(given, TrainSettings)
     method = take(given, METHODS[settings.method])
-    theirs = {each.name for kind in METHODS.values() for each in fields(kind)}
+    theirs = {name for kind in METHODS.values() for name in names_of(kind)}
     if others := sorted(theirs & given.keys()):  # its own were taken
         raise ValueError(
             f"{flag(others[0])}: the method {settings.method} has no such option; leave it out."
@@ -148,7 +148,7 @@ FREE = {
     for kind in (TrainSettings, TrainFlags)
     for each in fields(kind)
     if each.metadata.get("free")
-} | {"task"}
+}
 
 
 def with_preset(given: Given) -> Given:

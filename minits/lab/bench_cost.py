@@ -49,7 +49,6 @@ BEGIN, END, LATENT = 995, 996, 997  # of Coconut; `prompt_of` gives no such ids
 PLAIN, THINKING, COCONUT = "no latents", "Thinking States", "Coconut"
 REFED = f"{COCONUT}, prefix re-fed"
 SIDES = (PLAIN, THINKING, COCONUT, REFED)
-CALLS = 2 * (1 + (len(SIDES) - 1) * len(STEPS))  # of a round: of each side's passes both functions
 
 
 class Side(NamedTuple):
@@ -66,7 +65,6 @@ def bench_cost(
     dtype: str,
     plain: bool,  # without CUDA graphs
     repeats: int,
-    steps: Sequence[int] = STEPS,
 ) -> Iterator[Line]:
     """All measurements, one dict a line. Raises ValueError for weights without T and C."""
     device = engine.device
@@ -77,7 +75,7 @@ def bench_cost(
     if not model.thinks:
         raise ValueError(f"{folder} was trained without T and C. Name a plain Qwen2.5.")
     with objects_frozen():
-        sides = sides_of(model, steps)
+        sides = sides_of(model, STEPS)
         if graphs:  # first: it is the figure, and takes a tenth of the other path's time
             yield from passes(sides, model, half, repeats, torch.cuda.graph_pool_handle())
         yield from answers(engine, 64 if cuda else 4, repeats)

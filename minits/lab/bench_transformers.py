@@ -13,7 +13,7 @@ import torch
 from minits.lab.bench import prompt_of, timed
 
 
-def main(folder: str, device: str = "cpu", dtype: str = "float32", repeats: int = 10) -> None:
+def main(folder: str, device: str = "cpu", dtype: str = "float32") -> None:
     """Prints tokens/s after a prompt of 128 tokens, and the time of that prompt."""
     try:
         from transformers import AutoModelForCausalLM
@@ -33,7 +33,7 @@ def main(folder: str, device: str = "cpu", dtype: str = "float32", repeats: int 
                 cache_implementation=cache,
                 pad_token_id=0,
             )
-            return timed(answer, repeats)
+            return timed(answer, repeats=10)
 
         one, many = time_of(1), time_of(65)
         rate = 64 / (many["ms"] - one["ms"]) * 1e3

@@ -10,7 +10,7 @@ Column = Callable[[Cell], str]
 Columns = dict[str, Column]
 
 
-def draw(cells: Sequence[Cell], heads: Columns, figures: Columns) -> str:
+def table_of(cells: Sequence[Cell], heads: Columns, figures: Columns) -> str:
     """A line a cell. heads: columns of what is known without a run; figures: of what runs gave."""
     lines = []
     for cell in cells:
@@ -23,7 +23,7 @@ def draw(cells: Sequence[Cell], heads: Columns, figures: Columns) -> str:
 
 
 def not_run(columns: int) -> list[str]:
-    """A line of nothing."""
+    """The line of what was never run."""
     return [NOT_RUN, *[NONE] * (columns - 1)]
 
 

@@ -56,20 +56,20 @@ MARKERS = "osD^vPX*"
 
 def lengths(book: Book, path: Path) -> bool:
     """Table 1 by the length of an example: a panel for each task and N, a line for each method."""
-    found = {}
-    for (task, method), Ns in STATE_TRACKING.items():
-        for N in Ns:
-            name = f"table1/{task}-{N}-{method}"
-            runs = [run for run in book.runs if run.get("preset") == name and "ood" in run]
-            found[task, N, method] = by_length([run["ood"]["buckets"] for run in runs], N)
-    if not any(found.values()):
+    found: dict[str, list[Record]] = {}  # of each preset, the buckets of its runs
+    for run in book.runs:
+        name = run.get("preset", "")
+        if name.startswith("table1/"):
+            found.setdefault(name, []).append(run["ood"]["buckets"])
+    if not found:
         return False
     lengths_of = {task: Ns for (task, _), Ns in STATE_TRACKING.items()}
     with drawing(path, len(lengths_of), 3, (11, 6)) as panels:
         for row, (task, Ns) in zip(panels, lengths_of.items()):
             for panel, N in zip(row, Ns):
                 for marker, method in zip(MARKERS, ("thinking", "cot", "no-cot")):
-                    if points := found[task, N, method]:
+                    runs = found.get(f"table1/{task}-{N}-{method}", [])
+                    if points := by_length(runs, N):
                         panel.plot(*zip(*points), marker=marker, label=METHODS[method].title)
                 panel.axvspan(0, N, color="0.93")
                 panel.set(title=f"{task.capitalize()}, trained on 1 … {N}", xlim=(0, 100))

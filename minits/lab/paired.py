@@ -7,17 +7,15 @@ DRAWS = 10_000
 
 
 def difference(
-    ours: Sequence[str],  # of each seed, which rows were right: `Report.right`
+    ours: Sequence[str],  # of each seed, which rows were right, as in a `Report`
     theirs: Sequence[str],
     groups: Sequence[object] | None = None,  # the group of each row; its rows are drawn together
 ) -> tuple[float, float, float]:
     """(mean, low, high) of accuracy of `ours` less that of `theirs`.
 
     Each row counts with its mean over seeds; the 95 % interval is a paired bootstrap over rows, or
-    over groups of them. Raises ValueError if the rows are not the same number.
+    over groups of them. All must be evaluations of the same rows, see `records.alike`.
     """
-    if len({len(right) for right in (*ours, *theirs)}) != 1:
-        raise ValueError("the evaluations have different numbers of rows; compare the same rows.")
     means = [np.mean([list(map(int, right)) for right in side], axis=0) for side in (ours, theirs)]
     rows = means[0] - means[1]
     _, group = np.unique(range(len(rows)) if groups is None else groups, return_inverse=True)

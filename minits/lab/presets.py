@@ -7,7 +7,6 @@ preset knows of them is checked.
 In Table 1 there is one recipe for each task and method, whatever N is; N is the longest training
 example in operations.
 """
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
@@ -267,14 +266,10 @@ def paper_presets() -> dict[str, Preset]:
     Three epochs: it gives neither their number nor rate and batch. Its steps were placed by a
     teacher LLM, here rules place them.
     """
-    settings = real_recipe("gsm", "thinking") | AS_WRITTEN | schedule(9_038, 3)
-    settings |= {
-        "batch_size": 128,
-        "lr": 3e-5,
-        "skip_bad": True,
-        "eval_samples": 1319,
-        "keep_best": True,
-    }
+    own = schedule(
+        9_038, 3, batch_size=128, lr=3e-5, skip_bad=True, eval_samples=1319, keep_best=True
+    )
+    settings = real_recipe("gsm", "thinking") | AS_WRITTEN | own
     files = {"train": paper.GSM8K_AUG, "valid": {}, "test": {}}
     found = paper.REASONING["gsm"]["thinking"]
     title = "Thinking States, the paper's recipe"
@@ -295,12 +290,13 @@ TABLES = {  # title of each table of Table 1, and the beginnings of its presets'
 def find(name: str) -> Preset:
     """The preset called `name`. Raises ValueError naming those there are, or near it."""
     if name not in PRESETS:
-        family, _, _ = name.partition("/")
-        near = [each for each in PRESETS if each.startswith(f"{family}/")]
-        families = Counter(each.partition("/")[0] for each in PRESETS)
-        known = ", ".join(near) or ", ".join(f"{each}/… ({n})" for each, n in families.items())
-        known += "" if near else " (--preset table1/ names those of a family)"
-        raise ValueError(f"--preset {name!r} is not known; the presets are: {known}.")
+        family = {each: each.partition("/")[0] for each in (name, *PRESETS)}
+        near = [each for each in PRESETS if family[each] == family[name]]
+        known = near or dict.fromkeys(f"{family[each]}/…" for each in PRESETS)
+        raise ValueError(
+            f"--preset {name!r} is not known; the presets are: {', '.join(known)} (run.py report "
+            "lists them)."
+        )
     return PRESETS[name]
 
 

@@ -25,22 +25,18 @@ IDENTITY += "chunk_size one_per_chunk removal latents".split()
 TABLE2 = ("gsm/", "two-hop/")
 Label = tuple[Any, ...]
 Interval = tuple[float, float, float]  # mean, low, high
-# What every record has, and those of trainings and evaluations beside that.
-NEEDED = {"machine", "revision"}
-EACH = {"train": {"settings", "seed", "steps", "train_seconds"}}
-EACH |= {"eval": {"run", "seed", "n", "accuracy", "interval", "right"}}
 
 
-def read_records(path: Path = RECORDS / "train.jsonl") -> list[Record]:
-    """The records of a file, oldest first. Raises ValueError naming a line that is none."""
-    records, needed = [], NEEDED | EACH.get(path.stem, set())
+def read_records(path: Path) -> list[Record]:
+    """The records of a file, oldest first. Raises ValueError naming a line that is no JSON.
+
+    What a record lacks is told by `made_of`, where it is wanted.
+    """
+    records = []
     lines = require(path).read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
-            if not isinstance(record, dict) or not needed <= record.keys():
-                raise ValueError(f"it lacks one of {', '.join(sorted(needed))}")
-            records.append(record)
+            records.append(json.loads(line))
         except ValueError as error:
             raise ValueError(
                 f"{path}, line {number}: not a record ({error}); every line is one JSON object. "
@@ -119,10 +115,8 @@ class Cell:
     def clusters(self) -> list[int] | None:
         return self.runs[0]["test"].get("clusters")
 
-    def accuracy(self) -> Interval | None:
+    def accuracy(self) -> Interval:
         """Mean over seeds; its interval is a bootstrap over rows or clusters, else Wilson's."""
-        if not self.runs:
-            return None
         rights = self.rights()
         if alike(rights) and (len(rights) > 1 or self.clusters()):
             return difference(rights, ["0" * len(rights[0])], self.clusters())
@@ -219,9 +213,9 @@ class Book(NamedTuple):
         return found
 
 
-def read_book(folder: Path = RECORDS) -> Book:
+def read_book() -> Book:
     """The records that ship. Raises as `read_records`."""
-    return Book(*(read_records(folder / f"{name}.jsonl") for name in FILES))
+    return Book(*(read_records(RECORDS / f"{name}.jsonl") for name in FILES))
 
 
 # What is raised where a value is of another kind than expected.

@@ -10,13 +10,13 @@ from minits.lab.columns import (
     Columns,
     apart,
     distinct,
-    draw,
     in_paper,
     interval,
     markdown,
     mean_of,
     not_run,
     share,
+    table_of,
     times_over,
     title,
     way_of_reading,
@@ -63,12 +63,12 @@ def state_tracking(records: Sequence[Record]) -> str:
     }
     parts = []
     for heading in TABLES:
-        cells = [each for cell in table(heading, records) for each in apart(cell)]
-        parts += [f"**{heading}**", draw(cells, HEADS, figures | MADE)]
+        cells = [each for cell in cells_under(heading, records) for each in apart(cell)]
+        parts += [f"**{heading}**", table_of(cells, HEADS, figures | MADE)]
     return "\n\n".join(parts)
 
 
-def table(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
+def cells_under(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
     """The cells of one of the TABLES.
 
     A preset that was removed is made from its runs, which may carry its title.
@@ -88,7 +88,7 @@ def overview(records: Sequence[Record]) -> str:
     """Real weights, percent right on longer inputs: a line a task and method, a column an N."""
     found: dict[str, dict[int, str]] = {}
     models: set[str] = set()
-    for cell in (cell for heading in TABLES for cell in table(heading, records)):
+    for cell in (cell for heading in TABLES for cell in cells_under(heading, records)):
         if cell.name.startswith("tiny/"):
             continue
         settings, method = cell.preset.settings, cell.preset.title.split(", N =")[0]
@@ -194,7 +194,7 @@ def runs_of(task: str, book: Book, figures: Columns) -> str:
             own = Preset(f"{METHODS[settings['method']].title}, {weights_of(run)}", settings)
             cells.append(Cell(name or "", own, [run]))
     lines = [each for cell in cells for each in apart(cell)]
-    return draw(lines or [Cell("", Preset("all", {}), [])], HEADS, figures | MADE)
+    return table_of(lines or [Cell("", Preset("all", {}), [])], HEADS, figures | MADE)
 
 
 SAYING = "thoughts that say something, right, %"
@@ -256,7 +256,7 @@ def coconut(book: Book) -> str:
         "paper, %": in_paper,
         "paper, speed-up": lambda cell: times_over(cell.preset.paper_speed),
     }
-    return draw(cells, heads, TESTED | MADE)
+    return table_of(cells, heads, TESTED | MADE)
 
 
 def ablation(kind: str, words: str, book: Book) -> str:
@@ -272,7 +272,7 @@ def ablation(kind: str, words: str, book: Book) -> str:
 
         figures = TESTED | {"less that of `chunk-8`, points": less, SAYING: ROWS[SAYING]}
         figures |= {"late rows, %": mean_of("test", "late_share")}
-        parts.append(draw(cells, {"run": title}, figures | MADE))
+        parts.append(table_of(cells, {"run": title}, figures | MADE))
     return "\n\n".join(parts)
 
 
@@ -336,7 +336,7 @@ def answers(book: Book) -> str:
     ).split(", ")
     lines = [
         [
-            record.get("run", line["run"]),
+            record["run"],
             METHODS[line["method"]].title,
             way_of_reading(line),
             f"{line['ms']:.1f}",
@@ -347,7 +347,7 @@ def answers(book: Book) -> str:
             f"{line['tokens']:.1f}",
             f"{line['thought_tokens']:.1f}",
             str(line["prompts"]),
-            record.get("path", NONE),
+            record["path"],
             record["machine"],
             record["revision"],
         ]

@@ -22,14 +22,13 @@ class Removal(NamedTuple):
 
     samples: int  # a stage
     all_at: int  # pieces
-    smooth: bool  # whether a sample may lose more than its stage says
     block: int  # see `Curriculum`
 
 
 # Of GSM8K's chains 22 % are longer than 39 tokens, where the public code takes all that is
 # left: its tokenizer joins digits. For steps: three epochs of GSM8K's, as in Coconut's code.
 # Capturing CUDA graphs takes seconds, so ten stages of one token each share their sizes.
-REMOVALS = {"tokens": Removal(8_000, 60, True, 10), "steps": Removal(21_000, 4, False, 1)}
+REMOVALS = {"tokens": Removal(8_000, 60, 10), "steps": Removal(21_000, 4, 1)}
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class ICoT(Curriculum):
         stage: int = -1,
     ) -> Row:
         removed = self.all_at if stage < 0 else stage
-        if REMOVALS[self.removal].smooth:
+        if self.removal == "tokens":
             # Of the geometric distribution, a function of the sample alone: so a run resumes.
             rng = random.Random(f"{name}/{stage}/{example.prompt}")
             removed += int(-log(1 - rng.random()) / self.smoothing)

@@ -131,5 +131,7 @@ SCORINGS: dict[str, Callable[[str, str, str], Json]] = {
     "number": score_number,
     "name": score_name,
 }
-COMPARED = "what is compared: the answer's text, its last number, or the name that it is, whatever "
-COMPARED += "its case, accents, article and punctuation"
+COMPARED = (
+    "what is compared: the answer's text, its last number, or the name that it is, whatever its "
+    "case, accents, article and punctuation"
+)

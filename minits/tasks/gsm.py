@@ -9,7 +9,6 @@ Lines of GSM8K, of iCoT's text form and of plain JSON may be mixed. A step is wh
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from statistics import fmean
 from typing import Any, ClassVar
 
@@ -17,17 +16,11 @@ from minits.checkpoint.files import Json
 from minits.settings import setting
 from minits.supervision import OVERFLOW_SEPARATOR, Example
 from minits.tasks.align.problems import Problem, parse_problem, value
-from minits.tasks.align.resample import Template, template
+from minits.tasks.align.resample import template
 from minits.tasks.align.rules import ALIGNERS, traced
 from minits.tasks.answers import COMPARED, NUMBER, SCORINGS, number_in
 from minits.tasks.rows import Rows, SplitRows
 from minits.tasks.task import Task
-
-# What `score_steps` says, in this order.
-STEP_SCORES = (
-    "first_left_side", "first_result", "last_result", "chain", "answer_is_last_result",
-    "right_if_last_is",
-)
 
 
 @dataclass(frozen=True)
@@ -59,18 +52,12 @@ class Gsm(Rows):
         ("cot", "real"): {"steps": 2000, "lr": 3e-5},
     }
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
         if self.resample and self.align == "given":
             raise ValueError(
                 "--resample does nothing with --align given: numbers can be drawn anew where rules "
                 "place the steps. Leave one of them out."
             )
-
-    @cached_property
-    def templates(self) -> dict[int, Template | None]:
-        """Those of the training problems that were drawn so far."""
-        return {}
 
     def read_split(self, split: str) -> SplitRows:
         rows, about = super().read_split(split)
@@ -140,33 +127,28 @@ class Gsm(Rows):
         rng = random.Random(f"{seed}/numbers/{index}")
         if rng.random() >= self.resample:
             return problem
-        if index not in self.templates:
-            self.templates[index] = template(problem)
-        made = self.templates[index]
+        made = template(problem)
         return (made and made.draw(rng)) or problem
 
     def score_steps(
         self, text: str, thoughts: Sequence[str] | None, example: Example, right: bool
     ) -> dict[str, bool | None]:
-        """Of the steps that were said: the first one's left side and result, the last result, all.
+        """Of the steps that were said, which are right, and what the answer makes of the last one.
 
         right_if_last_is: of the rows whose last result is right, whether the answer is.
         """
-        opening = self.opening.strip()
-        before, _, answer = text.rpartition(opening) if opening else ("", "", text)
-        said = " ".join(thoughts) if thoughts is not None else before
+        said, answer = self.steps_and_answer(text, thoughts)
         gold = [step.text for step in example.steps]
         steps = said.replace(OVERFLOW_SEPARATOR, " ").split()
         if not gold or (thoughts is None and not steps):  # No-CoT says none
-            return dict.fromkeys(STEP_SCORES)
+            return {}
         first, last = (steps[0], value(steps[-1])) if steps else ("", None)
         last_right = last is not None and last == value(gold[-1])
-        found = (
-            first.partition("=")[0] == gold[0].partition("=")[0],
-            bool(steps) and value(first) == value(gold[0]),
-            last_right,
-            steps == gold,
-            None if last is None else number_in(answer) == last,
-            right if last_right else None,
-        )
-        return dict(zip(STEP_SCORES, found))
+        return {
+            "first_left_side": first.partition("=")[0] == gold[0].partition("=")[0],
+            "first_result": bool(steps) and value(first) == value(gold[0]),
+            "last_result": last_right,
+            "chain": steps == gold,
+            "answer_is_last_result": None if last is None else number_in(answer) == last,
+            "right_if_last_is": right if last_right else None,
+        }

@@ -132,8 +132,11 @@ class Rows(Task):
         except (ValueError, OSError) as error:
             raise ValueError(f"there is no row to show: {error} Or give a PROMPT.") from error
 
-    def title(self, split: str) -> str:
-        return "training" if split == "train" else split
+    def steps_and_answer(self, text: str, thoughts: Sequence[str] | None) -> tuple[str, str]:
+        """(the steps that were thought, or written before the answer; the answer) in `text`."""
+        opening = self.opening.strip()
+        before, _, answer = text.rpartition(opening) if opening else ("", "", text)
+        return (before if thoughts is None else " ".join(thoughts)), answer
 
     def size(self, split: str) -> int:
         return len(self.loaded(split).examples) if self.has(split) else 0

@@ -30,7 +30,6 @@ class StateTracking(Task):
     unit: ClassVar = "operations"
     bucket: ClassVar = 20
     kept: ClassVar = ("max_ops",)
-    data_options: ClassVar = {"max_ops": 100}
 
     def check(self) -> None:
         if self.min_ops > self.max_ops:

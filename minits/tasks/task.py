@@ -42,8 +42,6 @@ class Task(Protocol):
 
     paths: ClassVar[tuple[str, ...]] = ()  # options that name files
     kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
-    # Options that `data` describes the supervision with, unless its flags say otherwise.
-    data_options: ClassVar[Json] = {}
 
     @classmethod
     def recipe(cls, method: str, kind: str) -> Json:
@@ -60,7 +58,7 @@ class Task(Protocol):
 
     def title(self, split: str) -> str:
         """A split in words, for reports."""
-        return split
+        return "training" if split == "train" else split
 
     def group(self, example: Example) -> str | None:
         """The line of a report that an example belongs to; None: that of its size, see `bucket`."""
@@ -110,7 +108,10 @@ class Task(Protocol):
         example: Example,
         right: bool,  # the answer
     ) -> dict[str, bool | None]:
-        """What the steps that were thought, or written in `text`, say; None does not count."""
+        """What the steps that were thought, or written in `text`, say.
+
+        None does not count, nor does what is left out.
+        """
         return {}
 
     def texts(self) -> Iterator[str] | None:

@@ -252,8 +252,7 @@ class TwoHop(Rows):
         if self.ask != "question":
             return {}
         first, second = example.hops
-        written = text.rpartition(self.opening)[0] if self.opening else ""
-        said = written if thoughts is None else " ".join(thoughts)
+        said, _ = self.steps_and_answer(text, thoughts)
         # The subject may hold the bridge's name: the "Bank of Norway" is in Norway.
         rest = said.replace(example.subject, " ", 1)
         bridge = names_one_of(rest, first.names)

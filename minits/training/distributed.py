@@ -25,7 +25,7 @@ def own_device(device: str) -> str:
 
 
 def join(device: str) -> None:
-    """Meets the other processes: NCCL for CUDA tensors, gloo for those of the CPU.
+    """Joins the group of processes: NCCL for CUDA tensors, gloo for those of the CPU.
 
     They wait for one another up to two hours, for the first one evaluates and saves meanwhile.
     """
@@ -50,7 +50,7 @@ def anyone(flag: bool) -> bool:
 
 
 def leave() -> None:
-    """Parts from the other processes. Let go of all that uses the group (DDP) before.
+    """Leaves the group of processes. Let go of all that uses it (DDP) before.
 
     Gloo's threads end with the last reference to the group; a thread that lets go of a tensor while
     Python exits aborts the process.

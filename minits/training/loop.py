@@ -377,15 +377,14 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
     """An evaluation between steps: on a fifth of the examples, on all if the best are kept."""
     samples = training.settings.eval_samples
     n = samples if training.settings.keep_best else max(samples // 5, 1)
-    number, stage = training.last_stage()
+    task, (number, stage) = training.task, training.last_stage()
     # The weights of a partial stage are evaluated on rows like its own, see `Stage`.
-    split = training.task.splits[1]
-    rows = evaluation_rows(training, split, n, number if stage.partial else -1)
+    rows = evaluation_rows(training, task.splits[1], n, number if stage.partial else -1)
     report = stop.unless_asked(measure, training, rows)
     if report:
-        kept = training.compete(report.accuracy)
+        kept = training.compete(report["accuracy"])
         after = f" ({stage.name})" if stage.partial else ""
-        stop.guard(log, f"step {training.done}{after}: {describe(report)}{kept}")
+        stop.guard(log, f"step {training.done}{after}: {describe(report, task.unit)}{kept}")
 
 
 def measure(training: Training, rows: Pairs, predictions: Path | None = None) -> Report:

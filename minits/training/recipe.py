@@ -161,13 +161,13 @@ def recipe_of(task: Task, method: str, model: str) -> Json:
 
     A model that was trained from the tiny one is of its kind.
     """
-    kind, checkpoint = "tiny" if model == "tiny" else "real", local(model)
+    kind, checkpoint = "tiny" if model == "tiny" else "real", local_checkpoint(model)
     if checkpoint and config_of(checkpoint).hidden_size == tiny_config(None).hidden_size:
         kind = "tiny"
     return task.recipe(method, kind)
 
 
-def local(model: str) -> Path | None:
+def local_checkpoint(model: str) -> Path | None:
     """The checkpoint in the folder that --model names; None for the tiny model and a hub id."""
     folder = Path(model).expanduser()
     return checkpoint_of(folder) if model != "tiny" and folder.is_dir() else None
@@ -178,7 +178,7 @@ def trained_with(settings: TrainSettings) -> Json:
 
     A hub id has none.
     """
-    checkpoint = local(settings.model) if METHODS[settings.method].thinks else None
+    checkpoint = local_checkpoint(settings.model) if METHODS[settings.method].thinks else None
     if not (checkpoint and present(checkpoint / "thinking.safetensors")):
         return {}
     about = read_about(checkpoint)
@@ -197,11 +197,9 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
             f"--window {settings.window}: only the tiny model is made with a window. The attention "
             f"of {settings.model} is as its config.json says; leave --window out."
         )
-    usual = {"inject_after": 1, "max_thought_tokens": 64}
+    usual = {"inject_after": 1, "max_thought_tokens": 64, "window": 0}
     if tiny:
         usual |= {"extract_after": 3, "window": 16 if method.thinks else 0}
-    else:
-        usual["window"] = 0
     recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
     layouts = method.layouts
     if recipe.get("layout", layouts[0]) not in layouts:

@@ -249,7 +249,7 @@ def read_state(folder: Path, device: str) -> dict[str, Any] | None:
                 raise ValueError(broken)
         state = torch.load(path, map_location=device, weights_only=True)
         state["optimizer"], state["step"]  # damaged, too, without them
-        return {"stage": 0} | state
+        return state
     except (OSError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # damage has many names

@@ -1,7 +1,7 @@
 """Free-running evaluation: the model reads with its own thoughts and answers, as a user's does."""
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, median
@@ -20,43 +20,11 @@ from minits.training.late import is_late, late_share
 
 Pairs = Sequence[tuple[Example, Row]]
 Verdict = Json  # of predictions: what the model made of a row
-
-
-@dataclass(frozen=True)
-class Report:
-    """What an evaluation found. Shares are 0 … 1; intervals are 95 % Wilson intervals."""
-
-    n: int
-    unit: str  # of the examples' sizes
-    sizes: tuple[int, int]  # least and most
-    accuracy: float
-    interval: tuple[float, float]
-    buckets: dict[str, dict]  # "low-high" sizes, or the task's groups -> n, accuracy, interval
-    thought_accuracy: float | None  # of gold chunks, thought exactly right; None without thoughts
-    nontrivial_right: float | None  # of gold thoughts that say something, exactly right
-    thoughts_all_right: float | None  # of rows, every thought right
-    # Rows with a wrong thought: their number, the median of its chunk and of chunk / chunks.
-    first_wrong: dict | None
-    late_share: float | None  # of rows; see `known_from`
-    sharing: float | None  # of gold steps, their chunk has another one
-    counts: dict[str, float]  # what else the task counts: shares of rows by name
-    stopped_by_length: float
-    mean_rounds: float
-    mean_nontrivial: float
-    right: str  # of each row "1" or "0", in order: to compare with others on the same rows
-    clusters: list[int] | None  # of each row its `Task.cluster`, numbered; None: rows are apart
-
-    def record(self) -> Json:
-        """As a record holds it, the sizes under their unit."""
-        found = asdict(self)
-        unit, sizes = found.pop("unit"), found.pop("sizes")
-        return {"n": found.pop("n"), unit: sizes} | found
+Report = Json  # of an evaluation, as records hold it: see `summarise`
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
     """The 95 % Wilson score interval of a share right / n."""
-    if not n:
-        return 0.0, 1.0
     z = 1.96
     p, square = right / n, z * z / n
     centre = p + square / 2
@@ -198,7 +166,11 @@ def sharing(row: Row) -> int:
 
 
 def summarise(lines: Sequence[Verdict], task: Task) -> Report:
-    """The report over lines of predictions."""
+    """The report over lines of predictions.
+
+    Shares are 0 … 1, None where there is nothing that they could be of; intervals are 95 % Wilson
+    intervals.
+    """
     n, right = len(lines), [line["correct"] for line in lines]
     sizes = [line[task.unit] for line in lines]
     chunks = sum(len(line["gold_thoughts"]) for line in lines)
@@ -209,44 +181,46 @@ def summarise(lines: Sequence[Verdict], task: Task) -> Report:
     marks = {name for line in lines for name in line if isinstance(line[name], bool)}
     counts = {}
     for name in sorted(marks - {"correct", "late"}):
-        counts[name] = fmean(line[name] for line in lines if line[name] is not None)
+        counts[name] = fmean(line[name] for line in lines if line.get(name) is not None)
     first_wrong = None
     if wrong:
         shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
         first_wrong = {
             "rows": len(wrong),
             "median_chunk": median(line["first_wrong"] for line in wrong),
-            "median_share": median(shares),
+            "median_share": median(shares),  # chunk / chunks
         }
 
     def share(name: str, of: int) -> float | None:
         """What all lines count under that name, of so many; None of none."""
         return sum(line[name] for line in lines) / of if of else None
 
-    return Report(
-        n=n,
-        unit=task.unit,
-        sizes=(min(sizes), max(sizes)),
-        accuracy=fmean(right),
-        interval=wilson(sum(right), n),
-        buckets=buckets(lines, task),
-        thought_accuracy=share("thoughts_right", chunks),
-        nontrivial_right=share("nontrivial_right", nontrivial),
-        thoughts_all_right=1 - len(wrong) / n if chunks else None,
-        first_wrong=first_wrong,
-        late_share=late_share(line["late"] for line in lines),
-        sharing=share("sharing", steps) if chunks else None,
-        counts=counts,
-        stopped_by_length=fmean(line["stop_reason"] == "length" for line in lines),
-        mean_rounds=fmean(line["rounds"] for line in lines),
-        mean_nontrivial=fmean(line["nontrivial"] for line in lines),
-        right="".join(str(int(each)) for each in right),
-        clusters=clusters(lines),
-    )
+    return {
+        "n": n,
+        task.unit: (min(sizes), max(sizes)),
+        "accuracy": fmean(right),
+        "interval": wilson(sum(right), n),
+        "buckets": buckets(lines, task),
+        "thought_accuracy": share("thoughts_right", chunks),  # of gold chunks, exactly right
+        # Of gold thoughts that say something, exactly right.
+        "nontrivial_right": share("nontrivial_right", nontrivial),
+        "thoughts_all_right": 1 - len(wrong) / n if chunks else None,  # of rows
+        "first_wrong": first_wrong,  # of the rows that have a wrong thought
+        "late_share": late_share(line["late"] for line in lines),  # of rows; see `known_from`
+        # Of gold steps, those whose chunk has another one.
+        "sharing": share("sharing", steps) if chunks else None,
+        "counts": counts,  # what else the task counts: shares of rows by name
+        "stopped_by_length": fmean(line["stop_reason"] == "length" for line in lines),
+        "mean_rounds": fmean(line["rounds"] for line in lines),
+        "mean_nontrivial": fmean(line["nontrivial"] for line in lines),
+        # Of each row "1" or "0", in order: to compare with others on the same rows.
+        "right": "".join(str(int(each)) for each in right),
+        "clusters": clusters(lines),
+    }
 
 
 def clusters(lines: Sequence[Verdict]) -> list[int] | None:
-    """The number of each line's cluster, in order of their first lines."""
+    """The number of each line's cluster, in order of their first lines; None: rows are apart."""
     names = [line.get("cluster") for line in lines]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if None in numbers else [numbers[name] for name in names]
@@ -277,32 +251,32 @@ def buckets(lines: Sequence[Verdict], task: Task) -> dict[str, dict]:
     return shares
 
 
-def describe(report: Report) -> str:
-    """The report in words, for a terminal."""
-    low, high = report.interval
-    least, most = report.sizes
+def describe(report: Report, unit: str) -> str:
+    """The report in words, for a terminal. unit: of the sizes of the task's examples."""
+    low, high = report["interval"]
+    least, most = report[unit]
     lines = [
-        f"accuracy {report.accuracy:.2%} [{low:.1%}, {high:.1%}] on {report.n} samples with "
-        f"{least} … {most} {report.unit} (95 % interval)"
+        f"accuracy {report['accuracy']:.2%} [{low:.1%}, {high:.1%}] on {report['n']} samples with "
+        f"{least} … {most} {unit} (95 % interval)"
     ]
-    lines += [f"  {name.replace('_', ' ')}: {share:.2%}" for name, share in report.counts.items()]
-    for name, found in report.buckets.items():
-        lines.append(f"  {name:>7} {report.unit}: {found['accuracy']:7.2%} of {found['n']}")
-    if report.thought_accuracy is not None:
+    for name, share in report["counts"].items():
+        lines.append(f"  {name.replace('_', ' ')}: {share:.2%}")
+    for name, found in report["buckets"].items():
+        lines.append(f"  {name:>7} {unit}: {found['accuracy']:7.2%} of {found['n']}")
+    if report["thought_accuracy"] is not None:
         lines.append(
-            f"thoughts right: {report.thought_accuracy:.2%} of chunks; all of them in "
-            f"{report.thoughts_all_right:.2%} of rows"
+            f"thoughts right: {report['thought_accuracy']:.2%} of chunks; all of them in "
+            f"{report['thoughts_all_right']:.2%} of rows"
         )
-    if report.nontrivial_right is not None:
-        lines.append(f"thoughts that say something: {report.nontrivial_right:.2%} right")
-    if report.first_wrong:
-        first = report.first_wrong
+    if report["nontrivial_right"] is not None:
+        lines.append(f"thoughts that say something: {report['nontrivial_right']:.2%} right")
+    if first := report["first_wrong"]:
         lines.append(
             f"first wrong thought: {first['rows']} rows, median chunk {first['median_chunk']:g} "
             f"({first['median_share']:.0%} of the way)"
         )
-    if report.late_share is not None:
-        lines.append(f"late thoughts: {report.late_share:.1%} of rows")
-    if report.stopped_by_length:
-        lines.append(f"stopped by length, not by EOS: {report.stopped_by_length:.1%} of rows")
+    if report["late_share"] is not None:
+        lines.append(f"late thoughts: {report['late_share']:.1%} of rows")
+    if report["stopped_by_length"]:
+        lines.append(f"stopped by length, not by EOS: {report['stopped_by_length']:.1%} of rows")
     return "\n".join(lines)

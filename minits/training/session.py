@@ -39,7 +39,7 @@ from minits.training.stopping import Log, Stop
 def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) -> Training:
     """A training with resolved settings; it goes on from the newest checkpoint in `folder`, if any.
 
-    Meets the other processes, if there are any. Raises ValueError for settings that do not go
+    Joins the group of processes, if there is one. Raises ValueError for settings that do not go
     together.
     """
     if settings.batch_size < distributed.world():
@@ -290,28 +290,28 @@ def train_and_evaluate(
         predictions = folder / f"predictions_{split}.jsonl"
         report = stop.unless_asked(measure, training, chosen, predictions)
         if report and training.settings.keep_best and not reports:
-            training.compete(report.accuracy)  # the last weights, too
+            training.compete(report["accuracy"])  # the last weights, too
             stop.guard(log, f"the best weights are those of step {training.best_step}")
             if training.best_step != training.done:
                 training.take_best()
                 report = stop.unless_asked(measure, training, chosen, predictions)
         if report:
             reports[split] = report
-            stop.guard(log, f"{task.title(split)}: {describe(report)}")
+            stop.guard(log, f"{task.title(split)}: {describe(report, task.unit)}")
     raise_output_error(training, stop)
     if len(reports) < len(rows):
         return {"interrupted": True} | place
-    figures = {f"accuracy_{split}": report.accuracy for split, report in reports.items()}
+    figures = {f"accuracy_{split}": report["accuracy"] for split, report in reports.items()}
     figures |= {
         "samples": training.done * training.settings.batch_size,
         "steps": training.done,
         "train_seconds": round(training.seconds, 2),
         "hidden_size": training.model.backbone.config.hidden_size,
+        "run": str(folder),
+        **reports,
     }
-    figures |= {split: report.record() for split, report in reports.items()}
     if training.settings.keep_best:
         figures["best_step"] = training.best_step
-    figures["run"] = str(folder)
     if start:
         figures["resumed_after_step"] = start
     return figures

@@ -98,7 +98,7 @@ class OptimizerStep:
             torch.cuda.empty_cache()
 
     def leave(self) -> None:
-        """As `release`, and parts from the other processes."""
+        """As `release`, and leaves the group of processes."""
         self.release()
         distributed.leave()
 

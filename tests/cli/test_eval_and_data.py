@@ -100,6 +100,7 @@ def test_data_shows_an_example_with_markers_targets_and_statistics(task, empty):
     lines = out.splitlines()
     assert status == 0 and lines[0].startswith("marked: ") and lines[0].count("<T>") >= 4
     assert lines[0].removeprefix("marked: ").replace("<T>", "") == figures["prompt"]
+    assert "training (1 … 10 operations), 5 examples" in out  # as training draws them
     assert figures["samples"] == 5 and 0 <= figures["late_share"] <= 1
     assert 0 < figures["nontrivial_share"] <= 1
     c = {"parity": 8, "vars": 4}[task]  # as they are trained

@@ -13,7 +13,6 @@ import pytest
 import minits.checkpoint.download as hub
 from minits.supervision import render_marked
 from minits.tasks import make_task
-from minits.tasks.gsm import STEP_SCORES
 from minits.tasks.rows import question_first
 from minits.tasks.task import check_overlap
 from minits.training.stream import SampleStream
@@ -232,15 +231,15 @@ def test_what_thoughts_say_is_held_against_the_gold_steps(name, tmp_path):
     tom = examples(task)[0]
     text = f" The answer is {answer}"
     found = task.score_steps(text, thoughts, tom, task.score(text, tom)["right"])
-    assert found | expected == found and set(found) == set(STEP_SCORES)
+    assert found | expected == found
 
 
 def test_a_chain_of_thought_is_scored_alike_and_no_chain_not_at_all(tmp_path):
     task = gsm(tmp_path)
     tom = examples(task)[0]
     chain = task.score_steps(" 3*6=18 18/2=9 The answer is 9", None, tom, True)
-    assert chain == dict.fromkeys(STEP_SCORES, True)
-    assert task.score_steps(" The answer is 9", None, tom, True) == dict.fromkeys(STEP_SCORES)
+    assert len(chain) == 6 and all(chain.values())
+    assert task.score_steps(" The answer is 9", None, tom, True) == {}
 
 
 def test_every_gold_answer_counts_as_right(tmp_path):

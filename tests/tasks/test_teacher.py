@@ -7,6 +7,7 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 from teacher_server import Server, serving
@@ -43,8 +44,10 @@ def serve():
 
 def align(server: Server | str, out, problems=PROBLEMS, **given) -> Counter[str]:
     url = server if isinstance(server, str) else server.url
-    options = {"threads": 2, "timeout": 5.0, "wait": 0.01} | given
-    return align_with_teacher(problems, out, url=url, model="m", **options)
+    hurry = {"TIMEOUT": 5.0, "WAIT": 0.01} | {k: v for k, v in given.items() if k.isupper()}
+    options = {"threads": 2} | {k: v for k, v in given.items() if k.islower()}
+    with patch.multiple(teacher, **hurry):
+        return align_with_teacher(problems, out, url=url, model="m", **options)
 
 
 def lines(path) -> list[dict]:
@@ -302,7 +305,7 @@ def test_a_late_reply_is_given_up_and_asked_again_by_the_next_call(serve, tmp_pa
         return good(number, question)
 
     server, out = serve(late), tmp_path / "rows.jsonl"
-    counts = align(server, out, timeout=0.3, tries=2)
+    counts = align(server, out, TIMEOUT=0.3, TRIES=2)
     assert counts == {"accepted": 2, "no reply": 1}
     assert [row["reply"] for row in replies(out) if row["reason"]] == [None]
     waits.clear()
@@ -314,7 +317,7 @@ def test_nobody_there_ends_it_and_keeps_what_there_is(serve, tmp_path):
     server, out = serve(good), tmp_path / "rows.jsonl"
     align(server, out, PROBLEMS[:1])
     with pytest.raises(ConnectionError, match="answered none of the last 2 problems.*run it again"):
-        align("http://127.0.0.1:9/v1", out, tries=2)
+        align("http://127.0.0.1:9/v1", out, TRIES=2)
     assert len(lines(out)) == 1
     assert align(server, out) == {"accepted": 3}
 

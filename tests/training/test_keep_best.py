@@ -55,7 +55,7 @@ class Judge:
         self.seen.append((training.done, len(rows)))
         state = training.model.state_dict()
         self.weights.append({name: x.clone() for name, x in state.items()})
-        return replace(self.measure(training, rows, *rest), accuracy=self.script[training.done])
+        return self.measure(training, rows, *rest) | {"accuracy": self.script[training.done]}
 
     def at(self, step: int) -> dict[str, torch.Tensor]:
         """The weights when they were first evaluated after `step`."""
@@ -168,7 +168,7 @@ def test_steps_done_again_after_a_crash_do_not_compete_again(tmp_path, monkeypat
     assert (again.done, again.best_step, again.best_accuracy) == (0, 9, 0.5)
     found = []
     monkeypatch.setattr(
-        loop, "describe", lambda _: found.append((again.best_step, *best_in(tmp_path))) or ""
+        loop, "describe", lambda *_: found.append((again.best_step, *best_in(tmp_path))) or ""
     )
     train(again, silent)
     assert found == [(9, "step-000009")] * 3

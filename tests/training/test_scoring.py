@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,10 +192,6 @@ def test_wilson_interval_holds_the_share_and_mirrors_its_complement(counts):
     assert wilson(n - right, n) == pytest.approx((1 - high, 1 - low), abs=2e-6)
 
 
-def test_wilson_interval_of_nothing_is_everything():
-    assert wilson(0, 0) == (0.0, 1.0)
-
-
 # -- gold is only compared with --------------------------------------------------------------------
 
 
@@ -210,8 +206,8 @@ def corrupted(rows: Pairs) -> Pairs:
 
 def test_model_that_agrees_with_gold_scores_everything_right(model, agreeing, tmp_path):
     report, lines = evaluated(model, agreeing, tmp_path)
-    assert report.accuracy == report.thought_accuracy == report.thoughts_all_right == 1.0
-    assert report.first_wrong is None
+    assert report["accuracy"] == report["thought_accuracy"] == report["thoughts_all_right"] == 1.0
+    assert report["first_wrong"] is None
     thought = any(z for said in lines for z in said["thoughts"])
     assert thought, "the model thought nothing: the test shows nothing"
 
@@ -228,9 +224,9 @@ def test_corrupted_gold_thoughts_change_no_answer_but_every_thought_figure(
         [{key: said[key] for key in OWN} for said in lines] for lines in (spoilt_lines, clean_lines)
     )
     assert spoilt_own == clean_own
-    assert spoilt.accuracy == clean.accuracy == 1.0
-    assert spoilt.thought_accuracy == spoilt.thoughts_all_right == 0.0
-    assert spoilt.first_wrong["rows"] == len(agreeing)
+    assert spoilt["accuracy"] == clean["accuracy"] == 1.0
+    assert spoilt["thought_accuracy"] == spoilt["thoughts_all_right"] == 0.0
+    assert spoilt["first_wrong"]["rows"] == len(agreeing)
 
 
 def test_the_answer_part_of_a_row_is_never_read(model, rows, usual, tmp_path):
@@ -269,7 +265,7 @@ def test_speculative_prefill_gives_the_same_report_apart_from_rounds(
 ):
     sequential, lines = usual
     speculative, others = evaluated(model, rows, tmp_path, prefill="speculative", draft=draft)
-    assert replace(speculative, mean_rounds=0.0) == replace(sequential, mean_rounds=0.0)
+    assert speculative | {"mean_rounds": 0.0} == sequential | {"mean_rounds": 0.0}
     assert [said | {"rounds": 0} for said in others] == [said | {"rounds": 0} for said in lines]
 
 
@@ -327,7 +323,7 @@ def test_a_setting_that_does_not_fit_the_model_is_no_fault_of_a_row(model):
 
 def test_predictions_file_is_json_lines_with_the_verdict_of_every_row(rows, usual):
     report, lines = usual
-    assert len(lines) == report.n == len(rows)
+    assert len(lines) == report["n"] == len(rows)
     for said, (example, row) in zip(lines, rows):
         assert said["prompt"] == example.prompt
         assert said["gold"] == example.answer
@@ -339,16 +335,11 @@ def test_predictions_file_is_json_lines_with_the_verdict_of_every_row(rows, usua
 
 def test_report_is_json():
     report = summed(line(first_wrong=1, thoughts_right=2, correct=False), line(operations=30))
-    assert json.loads(json.dumps(asdict(report)))["buckets"].keys() == {"1-20", "21-40"}
+    assert json.loads(json.dumps(report))["buckets"].keys() == {"1-20", "21-40"}
 
 
-def test_a_record_of_a_report_has_all_of_it_with_the_sizes_under_their_unit():
-    report = summed(line(operations=4), line(operations=30))
-    record = report.record()
-    assert record.pop("operations") == (4, 30)
-    whole = asdict(report)
-    assert (whole.pop("unit"), whole.pop("sizes")) == ("operations", (4, 30))
-    assert record == whole
+def test_a_report_has_the_sizes_under_their_unit():
+    assert summed(line(operations=4), line(operations=30))["operations"] == (4, 30)
 
 
 @pytest.mark.parametrize(
@@ -380,13 +371,15 @@ def test_missing_chunks_count_as_wrong_thoughts():
     found = judged("heads", [" heads"], gold=[" heads", "", " tails"])
     assert (found["first_wrong"], found["thoughts_right"]) == (1, 1)
     report = summed(found | {"operations": 5})
-    assert report.thought_accuracy == pytest.approx(1 / 3) and report.thoughts_all_right == 0.0
+    assert (
+        report["thought_accuracy"] == pytest.approx(1 / 3) and report["thoughts_all_right"] == 0.0
+    )
 
 
 def test_chunks_beyond_the_gold_ones_count_neither_way():
     found = judged("heads", [" heads", " tails"], gold=[" heads"])
     assert (found["first_wrong"], found["thoughts_right"]) == (None, 1)
-    assert summed(found).thought_accuracy == 1.0
+    assert summed(found)["thought_accuracy"] == 1.0
 
 
 # -- the report ------------------------------------------------------------------------------------
@@ -394,28 +387,28 @@ def test_chunks_beyond_the_gold_ones_count_neither_way():
 
 def test_buckets_hold_twenty_operations_each():
     report = summed(*(line(operations=n, correct=n != 21) for n in (1, 20, 21, 40, 41, 100)))
-    assert {name: (b["n"], b["accuracy"]) for name, b in report.buckets.items()} == {
+    assert {name: (b["n"], b["accuracy"]) for name, b in report["buckets"].items()} == {
         "1-20": (2, 1.0),
         "21-40": (2, 0.5),
         "41-60": (1, 1.0),
         "81-100": (1, 1.0),
     }
-    assert report.buckets["21-40"]["interval"] == wilson(1, 2)
-    assert (report.unit, report.sizes) == ("operations", (1, 100))
+    assert report["buckets"]["21-40"]["interval"] == wilson(1, 2)
+    assert report["operations"] == (1, 100)
 
 
 def test_what_else_a_task_counts_is_told_as_shares_of_rows():
     report = summed(*(line(strict=strict, unparsable=False) for strict in (True, False)))
-    assert report.counts == {"strict": 0.5, "unparsable": 0.0}
-    assert "strict: 50.00%" in describe(report)
-    assert summed(line()).counts == {}
+    assert report["counts"] == {"strict": 0.5, "unparsable": 0.0}
+    assert "strict: 50.00%" in describe(report, "operations")
+    assert summed(line())["counts"] == {}
 
 
 def test_thought_accuracy_is_over_chunks_and_not_over_rows():
     long = line(gold_thoughts=[""] * 9, thoughts_right=0, first_wrong=0)
     report = summed(line(gold_thoughts=[""], thoughts_right=1), long)
-    assert report.thought_accuracy == pytest.approx(0.1)
-    assert report.thoughts_all_right == 0.5
+    assert report["thought_accuracy"] == pytest.approx(0.1)
+    assert report["thoughts_all_right"] == 0.5
 
 
 def test_first_wrong_thoughts_are_reported_by_chunk_and_by_share_of_the_way():
@@ -424,30 +417,34 @@ def test_first_wrong_thoughts_are_reported_by_chunk_and_by_share_of_the_way():
         for k, n in ((1, 4), (2, 4), (9, 10))
     ]
     expected = {"rows": 3, "median_chunk": 2, "median_share": 0.5}
-    assert summed(line(), *wrong).first_wrong == expected
+    assert summed(line(), *wrong)["first_wrong"] == expected
 
 
 def test_shares_of_late_and_unfinished_rows_and_means_are_over_all_rows():
     report = summed(
         line(late=True, rounds=5), line(stop_reason="length", nontrivial=3), line(), line()
     )
-    assert (report.late_share, report.stopped_by_length) == (0.25, 0.25)
-    assert (report.mean_rounds, report.mean_nontrivial) == (3.5, 1.5)
+    assert (report["late_share"], report["stopped_by_length"]) == (0.25, 0.25)
+    assert (report["mean_rounds"], report["mean_nontrivial"]) == (3.5, 1.5)
     unknown = summed(line(late=None), line(late=None))
-    assert unknown.late_share is None
-    assert "late" not in describe(unknown)
+    assert unknown["late_share"] is None
+    assert "late" not in describe(unknown, "operations")
 
 
 def test_baselines_have_no_thought_figures(tmp_path):
     plain = make_tiny(seed=0, window=None, thinks=False)[0].eval()
     rows = drawn(plain, 3, method="no-cot")
     report, lines = evaluated(plain, rows, tmp_path, method="no-cot")
-    assert report.thought_accuracy is report.thoughts_all_right is report.first_wrong is None
+    assert (
+        report["thought_accuracy"] is report["thoughts_all_right"] is report["first_wrong"] is None
+    )
     assert [said["thoughts"] for said in lines] == [[], [], []]
 
 
 def test_description_names_the_interval_and_the_thought_accuracy_beside_the_accuracy():
-    text = describe(summed(line(), line(correct=False, first_wrong=2, thoughts_right=2)))
+    text = describe(
+        summed(line(), line(correct=False, first_wrong=2, thoughts_right=2)), "operations"
+    )
     low, high = wilson(1, 2)
     assert f"accuracy 50.00% [{low:.1%}, {high:.1%}] on 2 samples" in text
     assert "thoughts right: 83.33% of chunks; all of them in 50.00% of rows" in text
@@ -492,8 +489,8 @@ def test_gold_chain_of_thought_gives_back_its_own_answer(name, model):
 
 def test_thoughts_that_say_something_are_counted_apart_from_empty_ones():
     report = summed(line(), line(nontrivial_right=0, thoughts_right=2, first_wrong=1))
-    assert report.nontrivial_right == 0.5 and report.thought_accuracy == 5 / 6
-    assert "thoughts that say something: 50.00% right" in describe(report)
+    assert report["nontrivial_right"] == 0.5 and report["thought_accuracy"] == 5 / 6
+    assert "thoughts that say something: 50.00% right" in describe(report, "operations")
     found = judged("heads", ["", " heads"], gold=["", " tails"])
     assert (found["thoughts_right"], found["nontrivial_right"]) == (1, 0)
 
@@ -501,9 +498,9 @@ def test_thoughts_that_say_something_are_counted_apart_from_empty_ones():
 def test_steps_that_share_a_chunk_are_a_share_of_all_steps():
     row = Row([3, 4, 5, 6], 4, [[]], ends=((0, 1), (0, 3), (1, 2)))
     assert sharing(row) == 2
-    assert summed(line(sharing=2), line()).sharing == 2 / 6
+    assert summed(line(sharing=2), line())["sharing"] == 2 / 6
 
 
 def test_of_what_a_task_says_of_steps_none_does_not_count():
     report = summed(line(chain=True), line(chain=False), line(chain=None))
-    assert report.counts == {"chain": 0.5}
+    assert report["counts"] == {"chain": 0.5}

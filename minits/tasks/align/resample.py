@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from itertools import chain
 from typing import NamedTuple
 
@@ -91,6 +92,7 @@ class Template:
         return replace(self.problem, question=new + old[end:], steps=tuple(steps), answer=answer)
 
 
+@cache  # each is wanted in every epoch
 def template(problem: Problem) -> Template | None:
     """The template of a problem; None if it has none."""
     lefts = [step.rpartition("=")[0] for step in problem.steps]

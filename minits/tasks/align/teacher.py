@@ -37,6 +37,9 @@ LETTER = f"\\w{ACCENTS}"
 # A word or number: no marker inside.
 UNBROKEN = re.compile(f"[{LETTER}$](?:[{LETTER},.:/'\u2019-]*[{LETTER}%])?")
 MAX_TOKENS = 2048  # of a reply; endpoints count it into the context that they have
+TIMEOUT = 120.0  # seconds that the endpoint may be silent
+TRIES = 5  # a problem, before it counts as unanswered
+WAIT = 1.0  # seconds before the second try; doubled before each further one
 PROMPT = f"""\
 You get a word problem and the calculations that solve it, as JSON. Find out how early a reader
 who goes from left to right can do each calculation: right after the words that bring the last
@@ -79,10 +82,7 @@ def align_with_teacher(
     *,
     url: str,  # of the endpoint, such as http://localhost:8000/v1
     model: str,  # the name that the endpoint knows it by
-    threads: int = 8,
-    timeout: float = 120.0,  # seconds that the endpoint may be silent
-    tries: int = 5,  # a problem, before it counts as unanswered
-    wait: float = 1.0,  # seconds before the second try; doubled before each further one
+    threads: int,  # problems that it gets at a time
 ) -> Counter[str]:
     """Asks for all problems and writes `out`. Returns how many problems went each way, by reason.
 
@@ -90,7 +90,7 @@ def align_with_teacher(
     ValueError for a URL, a key or a file that cannot be, or if `out` holds rows of another making;
     ConnectionError if none of as many problems in a row as there are threads was answered.
     """
-    chat, out = endpoint(url, model, timeout), Path(out)
+    chat, out = endpoint(url, model), Path(out)
     path = out.with_name(out.name + ".replies.jsonl")
     replies = read_replies(path)
     if out.exists() and not set(lines_of(out)) <= set(accepted(problems, replies).split("\n")):
@@ -101,7 +101,7 @@ def align_with_teacher(
     todo = {digest(each): each for each in problems if digest(each) not in replies}
     in_a_row, stop = 0, Event()
     with path.open("a", encoding="utf-8") as file, ThreadPoolExecutor(threads) as pool:
-        asked = {pool.submit(ask, chat, todo[each], tries, wait, stop): each for each in todo}
+        asked = {pool.submit(ask, chat, todo[each], stop): each for each in todo}
         try:
             done = as_completed(asked)
             for future in tqdm(done, "teacher", len(todo), unit="problem", disable=None):
@@ -134,14 +134,14 @@ def teacher_key() -> str:
     return key
 
 
-def endpoint(url: str, model: str, timeout: float) -> Callable[..., Any]:
+def endpoint(url: str, model: str) -> Callable[..., Any]:
     """What sends a chat to the teacher. Raises ValueError for a URL or key that cannot be."""
     from huggingface_hub import InferenceClient  # half a second that nothing else needs
 
     if not re.match("https?://", url):  # the client would take it for a model of the hub
         raise ValueError(f"--teacher-url {url}: must begin with http:// or https://.")
     # Without any key the client would send that of the hub, which is no business of the endpoint.
-    client = InferenceClient(base_url=url, api_key=teacher_key() or "none", timeout=timeout)
+    client = InferenceClient(base_url=url, api_key=teacher_key() or "none", timeout=TIMEOUT)
     return partial(client.chat_completion, model=model, temperature=0, max_tokens=MAX_TOKENS)
 
 
@@ -208,13 +208,11 @@ def spoken(question: str, steps: Sequence[str]) -> str:
     return json.dumps({"question": question, "steps": steps}, ensure_ascii=False)
 
 
-def ask(
-    chat: Callable[..., Any], problem: Problem, tries: int, wait: float, stop: Event
-) -> tuple[str | None, str]:
-    """(reply, "") or, after so many tries or once `stop` is set, (None, why there is none)."""
+def ask(chat: Callable[..., Any], problem: Problem, stop: Event) -> tuple[str | None, str]:
+    """(reply, "") or, after all TRIES or once `stop` is set, (None, why there is none)."""
     said = ""
-    for attempt in range(tries):
-        if attempt and stop.wait(wait * 2 ** (attempt - 1)):
+    for attempt in range(TRIES):
+        if attempt and stop.wait(WAIT * 2 ** (attempt - 1)):
             break
         try:
             return chat(messages(problem)).choices[0].message.content or "", ""
