@@ -160,6 +160,25 @@ class Pass(NamedTuple):
         )
 
 
+def cards_of(passes: Sequence[Pass], opened: Opened, config: GenerationConfig) -> list[list[Card]]:
+    """Of the rows that a page shows, a card of each pass: a wrong row and a right one in turn."""
+    pairs = zip_longest(*wrong_and_right(passes[0].lines))  # as long as there are both
+    shown = [i for pair in pairs for i in pair if i is not None][:MOST_ROWS]
+    return [[each.card(i, opened, config) for each in passes] for i in shown]
+
+
+def changed(flags: EvalFlags, task: Task) -> Record:
+    """What the record says of an evaluation that is not as the run was trained."""
+    found: Record = {}
+    if flags.states != "normal":
+        found["states"] = flags.states
+    if flags.prompt_thoughts:
+        found["prompt_thoughts"] = True
+    if isinstance(task, TwoHop) and task.ask != "question":
+        found["ask"] = task.ask
+    return found
+
+
 def evaluated(flags: EvalFlags, given: Given, opened: Opened) -> tuple[Task, str]:
     """(task, split) to evaluate. Raises ValueError for options that do not fit it."""
     check_options(opened.task.name, given)
@@ -211,13 +230,7 @@ def run(given: Given) -> tuple[Record, int]:
     report = summarise(passes[0].lines, task)
     words = describe(report, task.unit)
     print(words)
-    figures = measured_on(opened) | report | data_files(task)
-    if flags.states != "normal":
-        figures["states"] = flags.states
-    if flags.prompt_thoughts:
-        figures["prompt_thoughts"] = True
-    if isinstance(task, TwoHop) and task.ask != "question":
-        figures["ask"] = task.ask
+    figures = measured_on(opened) | report | data_files(task) | changed(flags, task)
     if flags.question_first:
         moved = [question_first(example, task.suffix) for example, _ in rows]
         again = [(one, method.encode(one, tokenizer, engine.config)) for one in moved]
@@ -228,9 +241,5 @@ def run(given: Given) -> tuple[Record, int]:
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
         top["result"] = words.splitlines()[0]
-        # A wrong row and a right one in turn as long as there are both.
-        pairs = zip_longest(*wrong_and_right(passes[0].lines))
-        shown = [i for pair in pairs for i in pair if i is not None][:MOST_ROWS]
-        cards = [[each.card(i, opened, config) for each in passes] for i in shown]
-        write_text(Path(flags.html), page(top, cards, len(rows)))
+        write_text(Path(flags.html), page(top, cards_of(passes, opened, config), len(rows)))
     return record(figures, device=str(engine.device), seed=seed), 0
