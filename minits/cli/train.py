@@ -154,8 +154,8 @@ FREE = {
 def with_preset(given: Given) -> Given:
     """`given` with its preset's settings; raises ValueError for a flag that makes another run."""
     name = given["preset"]
-    settings = find(name).settings
-    free = FREE.union(TASKS[settings["task"]].paths)  # data lie where whoever runs it has them
+    settings, files = find(name).settings, find(name).files
+    free = FREE.union(files)  # which lie where whoever runs it has them; others make another run
     contrary = [
         f"{flag(key)} {value} (preset: {settings.get(key, 'the default')})"
         for key, value in sorted(given.items())

@@ -9,7 +9,7 @@ from hashlib import sha256
 import pytest
 import run
 
-from minits.cli.train import chosen
+from minits.cli.train import chosen, with_preset
 from minits.lab import paper
 from minits.lab.presets import CHUNKS, LAYERS, PRESETS, check_contents, find
 from minits.methods import METHODS
@@ -105,6 +105,18 @@ def test_data_are_free_beside_a_preset_and_what_makes_the_run_is_not(change, giv
     chosen({"preset": NAME, "device": "cpu"} | given)
     with pytest.raises(ValueError, match="has its own settings"):
         chosen({"preset": NAME, "device": "cpu"} | given | change)
+
+
+@pytest.mark.parametrize(
+    "name, more", [("parametric-0.5b-cot-plain", "facts"), ("full-0.5b-cot", "valid")]
+)
+def test_a_file_that_a_preset_does_not_name_makes_another_run(name, more):
+    """Facts to train on where there are none; all rows of --train instead of a share of them."""
+    name = f"two-hop/{name}"
+    given = {"preset": name, "model": "folder"} | {each: "x" for each in PRESETS[name].files}
+    with_preset(given)
+    with pytest.raises(ValueError, match=f"has its own settings, but --{more} y"):
+        with_preset(given | {more: "y"})
 
 
 def test_a_preset_of_tiny_runs_takes_no_weights_and_no_files():
