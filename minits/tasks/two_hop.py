@@ -210,10 +210,10 @@ class TwoHop(Rows):
     def evaluated(self, given: Json) -> tuple[Task, str]:
         """As `Rows.evaluated`, without the facts: only questions are evaluated on."""
         task, split = super().evaluated(given)
-        if split == "valid" and task.valid_share != self.valid_share:
+        if split != "train" and task.valid_share != self.valid_share:
             raise ValueError(
-                f"--valid-share {task.valid_share}: the run left out {self.valid_share}, and what "
-                "it was trained on measures nothing; leave it out."
+                f"--valid-share {task.valid_share}: the run left out {self.valid_share}, which "
+                "says what it was trained on; leave it out."
             )
         if split == "train" and task.ask != "question":
             raise ValueError(f"--ask {task.ask}: of --train only whole questions are evaluated.")

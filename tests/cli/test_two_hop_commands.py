@@ -237,6 +237,9 @@ def test_no_row_that_was_trained_on_is_evaluated_by_another_share(inside):
     status, _, err = call(*again, "--valid-share", "0.5")
     assert status == 2 and "--valid-share 0.5: the run left out 0.15" in err
     assert call(*again, "--valid-share", "0.15")[0] == 0
+    # Of test rows the counts of what training rows hold would be of other rows.
+    status, _, err = call(*again, "--test", "test.jsonl", "--valid-share", "0.5")
+    assert status == 2 and "--valid-share 0.5: the run left out 0.15" in err
 
 
 def test_hops_of_training_rows_are_not_said_to_be_asked(inside):
