@@ -151,8 +151,8 @@ def take(given: Given, config: type) -> Any:
 def heeded(found: Any, given: Given) -> Any:
     """The settings `found` themselves; raises ValueError if a given one does nothing there."""
     for name, other, value in IDLE:
-        now = getattr(found, other, value is not True)  # of a setting that is lacking: never that
-        if name in given and value in (now, bool(now)):
+        now = getattr(found, other, "")  # "": these settings have no such one
+        if name in given and (bool(now) if value is True else now == value):
             how = "with" if value else "without"
             shown = f" {value}" if isinstance(value, str) else ""
             raise ValueError(
