@@ -11,7 +11,7 @@ from minits.cli.models import Opened, measured_on, open_model
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
-from minits.lab.bench_answers import Side, bench_answers
+from minits.lab.bench_answers import WAYS, Side, bench_answers
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import Record, machine, record
 from minits.settings import flag, setting
@@ -106,6 +106,8 @@ def run(given: Given) -> tuple[Record, int]:
         return measured(lines, how, device)
     if part in OF_RUN:
         how |= measured_on(opened)
+        if opened.task.splits[-1] == "train":
+            note(f"{opened.task.name} has nothing to evaluate on: its training rows are read.")
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
         prompts = prompts_of(questions(opened, 16))
@@ -113,7 +115,10 @@ def run(given: Given) -> tuple[Record, int]:
     elif part == "answers":
         lines = answers(flags, opened)
     elif part == "cost":
-        note("the passes of all sides take turns: their lines come together, after the last call")
+        note(
+            f"the passes of all sides take turns: {bench_cost.CALLS * (flags.repeats + 2)} calls "
+            "before the first of their lines"
+        )
         lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
         lines = bench(engine, part, flags.repeats)
@@ -126,10 +131,7 @@ def run(given: Given) -> tuple[Record, int]:
 def questions(opened: Opened, n: int) -> Pairs:
     """At most n rows of the task's last split, as the method of the weights encodes them."""
     task, config = opened.task, opened.engine.config
-    split = task.splits[-1]
-    if split == "train":
-        note(f"{task.name} has nothing to evaluate on: its training rows are read.")
-    return draw_rows(task, opened.method, split, opened.tokenizer, config, seed=7, n=n)
+    return draw_rows(task, opened.method, task.splits[-1], opened.tokenizer, config, seed=7, n=n)
 
 
 def show_cost(lines: list[Line], figure: str | None) -> None:
@@ -161,7 +163,10 @@ def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
         rows = questions(opened, flags.samples or 200)
         config = with_room(opened.engine, rows, GenerationConfig())
         sides.append(Side(run, opened.engine, opened.method, prompts_of(rows), config))
-    note(f"all ways take turns at each of {len(rows)} prompts: their lines come after the last")
+    note(
+        "all ways take turns at every prompt: "
+        f"{len(rows) * (1 + len(WAYS)) * (flags.repeats + 2)} answers before the first line"
+    )
     return bench_answers(*sides, flags.repeats)
 
 

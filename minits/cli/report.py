@@ -64,7 +64,7 @@ def run(given: Given) -> tuple[Record, int]:
 def put_into(path: Path, found: dict[str, str]) -> list[str]:
     """Replaces what stands between the marks of these tables in a page; the names of those there.
 
-    Raises ValueError if the marks of one do not stand there once each, in order.
+    Raises ValueError if the marks of one do not stand there once each, in order, or if none do.
     """
     text, names = require(path).read_text(encoding="utf-8"), []
     for name, table in found.items():
@@ -79,5 +79,8 @@ def put_into(path: Path, found: dict[str, str]) -> list[str]:
         before, rest = text.split(begin)
         text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
         names.append(name)
+    if not names:
+        marks = " and ".join(MARK.format("summary", word) for word in ("begin", "end"))
+        raise ValueError(f"{path}: it has no place for a table. Put back its marks, as {marks}.")
     write_text(path, text)
     return names

@@ -49,6 +49,7 @@ BEGIN, END, LATENT = 995, 996, 997  # of Coconut; `prompt_of` gives no such ids
 PLAIN, THINKING, COCONUT = "no latents", "Thinking States", "Coconut"
 REFED = f"{COCONUT}, prefix re-fed"
 SIDES = (PLAIN, THINKING, COCONUT, REFED)
+CALLS = 2 * (1 + (len(SIDES) - 1) * len(STEPS))  # of a round: of each side's passes both functions
 
 
 class Side(NamedTuple):

@@ -14,8 +14,10 @@ def difference(
     """(mean, low, high) of accuracy of `ours` less that of `theirs`.
 
     Each row counts with its mean over seeds; the 95 % interval is a paired bootstrap over rows, or
-    over groups of them. All must be evaluations of the same rows, see `records.alike`.
+    over groups of them. Raises ValueError if the rows are not the same number.
     """
+    if len({len(right) for right in (*ours, *theirs)}) != 1:
+        raise ValueError("the evaluations have different numbers of rows; compare the same rows.")
     means = [np.mean([list(map(int, right)) for right in side], axis=0) for side in (ours, theirs)]
     rows = means[0] - means[1]
     _, group = np.unique(range(len(rows)) if groups is None else groups, return_inverse=True)

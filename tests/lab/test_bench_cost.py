@@ -167,7 +167,7 @@ def test_the_command_prints_lines_table_and_record_and_draws(tmp_path, capsys, m
         figure = None  # without matplotlib, which is no package of ours
     assert run.main(["bench", "cost", *flags]) == 0
     out, err = capsys.readouterr()
-    assert "their lines come together" in err
+    assert f"{2 * (1 + 3 * len(STEPS)) * 3} calls before the first of their lines" in err
     *lines, last = out.splitlines()
     record = json.loads(last)
     told = [json.loads(line) for line in lines if line.startswith("{")]

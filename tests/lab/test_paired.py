@@ -47,5 +47,5 @@ def test_rows_of_a_group_are_drawn_together():
 
 
 def test_other_rows_cannot_be_compared():
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="different numbers of rows"):
         difference(["10"], ["101"])

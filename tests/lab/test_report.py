@@ -154,6 +154,9 @@ def test_writing_a_table_changes_nothing_else(tmp_path):
     file.write_text(f"{end}{begin}")
     with pytest.raises(ValueError, match="in this order"):
         put_into(file, {"runs": "new"})
+    file.write_text("nothing")
+    with pytest.raises(ValueError, match="no place for a table"):
+        put_into(file, {"runs": "new"})
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path):
