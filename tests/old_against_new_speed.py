@@ -115,12 +115,12 @@ def steps(new: bool, folder: str, device: str) -> Iterator[tuple[str, Callable[[
         if new:
             from minits.methods import make_method
             from minits.tasks import make_task
-            from minits.training.recipe import TrainSettings, resolve
+            from minits.training.recipe import Plan, TrainSettings, resolve
             from minits.training.session import set_up
 
             made = make_task(task, **options)
             settings = resolve(TrainSettings(**how), made)
-            run = set_up(settings, made, make_method("thinking"), Path("nowhere"))
+            run = set_up(Plan(settings, made, make_method("thinking")), Path("nowhere"))
         else:
             from minits.config import TrainConfig, resolve_train
             from minits.train import set_up

@@ -30,7 +30,7 @@ from minits.tasks import make_task
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late
 from minits.training.loop import train
-from minits.training.recipe import TrainSettings, resolve
+from minits.training.recipe import Plan, TrainSettings, resolve
 from minits.training.session import set_up
 from minits.training.stopping import Stop
 
@@ -57,7 +57,7 @@ def begin(name: str, folder: Path, max_ops: int = 10, **changes):
     folder.mkdir()
     task = make_task(name, max_ops=max_ops, eval_max_ops=12)
     settings = resolve(TrainSettings(task=name, **(QUICK | changes)), task)
-    return set_up(settings, task, make_method("thinking"), folder)
+    return set_up(Plan(settings, task, make_method("thinking")), folder)
 
 
 def examples(name: str) -> dict:

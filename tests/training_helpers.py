@@ -25,7 +25,7 @@ from minits.teacher_forcing import Losses
 from minits.thinking import ThinkingStates
 from minits.training import loop
 from minits.training.loop import Training, read_figures, take_step
-from minits.training.recipe import TrainSettings, resolve
+from minits.training.recipe import Plan, TrainSettings, resolve
 from minits.training.session import set_up
 from minits.training.stopping import Log, Stop
 
@@ -58,7 +58,8 @@ def begin(folder: Path, **changes: Any) -> Training:
     folder.mkdir(parents=True, exist_ok=True)
     options = {name: changes.pop(name, value) for name, value in SHORT.items()}
     chosen = settings(**changes)
-    return set_up(chosen, make_task("parity", **options), make_method(chosen.method), folder)
+    plan = Plan(chosen, make_task("parity", **options), make_method(chosen.method))
+    return set_up(plan, folder)
 
 
 def silent(_text: str) -> None:
@@ -81,9 +82,8 @@ def train_step(training: Training, rows: list[Row]) -> dict[str, Any]:
 def step_on(shape: Shape, rows: list[Row], **changes: Any) -> tuple[Training, dict[str, Any]]:
     """A float64 model of `shape` after one unclipped step on `rows`, and the step's metrics."""
     chosen = settings(warmup=0, clip=1e12, **changes)
-    task, method = make_task("parity"), make_method("thinking")
-    model = fresh(shape).train()
-    training = Training(chosen, Path(), task, method, model, tiny_tokenizer())
+    plan = Plan(chosen, make_task("parity"), make_method("thinking"))
+    training = Training(plan, Path(), fresh(shape).train(), tiny_tokenizer())
     return training, train_step(training, rows)
 
 

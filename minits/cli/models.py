@@ -34,7 +34,7 @@ def newest_run(task: str | None = None) -> Path:
         if not checkpoints:
             continue
         try:
-            settings, _, _ = read_run(folder)
+            settings = read_run(folder).settings
             require(checkpoints[-1] / "thinking.json")
         except (ValueError, OSError) as error:
             note(f"passed over: {error}")
@@ -88,7 +88,7 @@ def open_model(flags: Any, given: str = "--run") -> Opened:
     model, tokenizer, about = load_checkpoint(folder, getattr(torch, dtype), device, **choices)
     if about and "max_thought_tokens" not in about and (folder / "run.json").exists():
         # Checkpoints of older versions leave it to their run.
-        limit = read_run(folder)[0].max_thought_tokens
+        limit = read_run(folder).settings.max_thought_tokens
         model.config = replace(model.config, max_thought_tokens=limit)
         about["max_thought_tokens"] = limit
     engine = model if getattr(flags, "plain", False) else accelerate(model)
@@ -129,7 +129,7 @@ def trained_method(folder: Path, about: Json) -> Method:
     Its T and C are untrained copies of layers.
     """
     if (folder / "run.json").exists():
-        return read_run(folder)[2]
+        return read_run(folder).method
     name = about.get("method", "thinking") if about else "no-cot"
     return make_method(name, **kept_options(METHODS[name], about) if name in METHODS else {})
 

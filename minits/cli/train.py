@@ -14,11 +14,11 @@ from minits.cli.flags import Given, Output, add_flags, heeded, note, take
 from minits.cli.models import RUNS, newest_run
 from minits.lab.presets import check_contents, check_needs, find
 from minits.lab.provenance import Record, record
-from minits.methods import METHODS, Method
+from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
-from minits.tasks import TASKS, Task, check_options, make_task
+from minits.tasks import TASKS, check_options, make_task
 from minits.training import distributed, run_folder
-from minits.training.recipe import TrainSettings, complete, names_of, resolve, resolve_device
+from minits.training.recipe import Plan, TrainSettings, complete, names_of, resolve, resolve_device
 from minits.training.session import run_training
 
 OPTIONS = ("task", "method")
@@ -55,14 +55,14 @@ def run(given: Given) -> tuple[Record, int]:
     flags = take(given, TrainFlags)
     if flags.resume:
         folder = Path(flags.out) if flags.out else newest_run(given.get("task"))
-        settings, task, method = resumed(folder, given)
+        plan = settings, task, _ = resumed(folder, given)
     else:
-        settings, task, method = chosen(given)
+        plan = settings, task, _ = chosen(given)
         if settings.preset:
             check_contents(settings.preset, settings.model, settings.revision, task)
         folder = new_run_folder(flags.out, settings)
     named = bool(flags.out or flags.resume)
-    figures = run_training(settings, task, method, folder, log=tell, note=note, named=named)
+    figures = run_training(plan, folder, log=tell, note=note, named=named)
     folder = Path(figures["run"])  # made under another name, perhaps
     status = 130 if figures.get("interrupted") else 0
     if distributed.rank() != 0:
@@ -72,7 +72,7 @@ def run(given: Given) -> tuple[Record, int]:
         saved = "nothing was saved (--no-save)" if settings.no_save else f"continue with: {again}"
         note(f"interrupted after step {figures['step']}; {saved}")
         return figures, status
-    figures["settings"] = run_folder.run_json(settings, task, method)
+    figures["settings"] = run_folder.run_json(plan)
     if settings.preset:
         figures["preset"] = settings.preset
     line = record(figures, device=settings.device, seed=settings.seed)
@@ -100,7 +100,7 @@ def tell(text: str) -> None:
         raise
 
 
-def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
+def chosen(given: Given) -> Plan:
     """What the flags of a new run ask for."""
     asked = given
     if given.get("preset"):
@@ -123,7 +123,7 @@ def chosen(given: Given) -> tuple[TrainSettings, Task, Method]:
             f"--eval-samples {samples}: the task has nothing to evaluate on; leave it out, or name "
             "an evaluation set."
         )
-    return resolve(settings, task), task, method
+    return Plan(resolve(settings, task), task, method)
 
 
 def new_run_folder(out: str | None, settings: TrainSettings) -> Path:
@@ -170,13 +170,13 @@ def with_preset(given: Given) -> Given:
     return given | settings
 
 
-def resumed(folder: Path, given: Given) -> tuple[TrainSettings, Task, Method]:
+def resumed(folder: Path, given: Given) -> Plan:
     """What the run was trained with; raises ValueError if a flag contradicts it.
 
     Only the device may change, and the steps as far as those taken stay the same.
     """
-    settings, task, method = run_folder.read_run(folder)
-    stored = run_folder.run_json(settings, task, method)
+    plan = settings, task, _ = run_folder.read_run(folder)
+    stored = run_folder.run_json(plan)
     mine = {name: value for name, value in given.items() if name in asdict(task)}
     given |= {name: getattr(replace(task, **mine), name) for name in mine}  # paths made absolute
     contrary = [
@@ -199,4 +199,4 @@ def resumed(folder: Path, given: Given) -> tuple[TrainSettings, Task, Method]:
     device, dtype = resolve_device(given.get("device", settings.device), settings.dtype)
     steps = given.get("steps", settings.steps)
     settings = replace(settings, device=device, dtype=dtype, steps=steps)
-    return check_settings(settings, flag), task, method
+    return plan._replace(settings=check_settings(settings, flag))

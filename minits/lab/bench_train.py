@@ -10,7 +10,7 @@ from minits.lab.bench import Line, machine_limits, ratio, summary, time_interlea
 from minits.methods import make_method
 from minits.tasks import make_task
 from minits.training.loop import Training
-from minits.training.recipe import TrainSettings, resolve
+from minits.training.recipe import Plan, TrainSettings, resolve
 from minits.training.session import set_up
 
 
@@ -31,8 +31,8 @@ def bench_train(
         )
         settings = resolve(asked, task)
         for method in ("no-cot", "thinking"):
-            changed = replace(settings, method=method)
-            trainings[method] = set_up(changed, task, make_method(method), Path("nowhere"))
+            plan = Plan(replace(settings, method=method), task, make_method(method))
+            trainings[method] = set_up(plan, Path("nowhere"))
         yield from steps(trainings, name, repeats)
 
 

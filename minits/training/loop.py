@@ -26,13 +26,11 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import load_checkpoint
 from minits.fast.accelerate import accelerate
 from minits.fast.flat_batch import FlatBatch
-from minits.methods import Method
 from minits.methods.method import Stage
 from minits.supervision import Row
-from minits.tasks import Task
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
-from minits.training.recipe import TrainSettings, learning_rate
+from minits.training.recipe import Plan, learning_rate
 from minits.training.scoring import (
     Pairs,
     Report,
@@ -55,16 +53,15 @@ class TrainingError(RuntimeError):
 class Training:
     """A training in progress."""
 
-    settings: TrainSettings
+    plan: Plan
     folder: Path
-    task: Task
-    method: Method
     model: ThinkingStates
     tokenizer: Tokenizer
     done: int = 0  # optimizer steps
     seconds: float = 0.0  # spent in steps; evaluation and saving are not counted
 
     def __post_init__(self) -> None:
+        self.settings, self.task, self.method = self.plan
         # Of the best weights so far (--keep-best): their step, their accuracy, and they themselves
         # where nothing is saved.
         self.best_step, self.best_accuracy = run_folder.best_so_far(self.folder)
@@ -93,9 +90,7 @@ class Training:
         stage = self.stages[self.stage_number]
         self.update.begin_stage(resets=stage.resets, fresh=stage.fresh)
         self.stream = SampleStream(
-            settings,
-            self.task,
-            self.method,
+            self.plan,
             self.tokenizer,
             self.model.config,
             positions=self.model.backbone.config.max_position_embeddings,
@@ -122,7 +117,7 @@ class Training:
             "step": self.done,
             "seconds": self.seconds,
             "stage": self.stage_number,
-            "settings": run_folder.run_json(settings, self.task, self.method),
+            "settings": run_folder.run_json(self.plan),
         }
         if getattr(torch, settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
             state["weights"] = self.model.state_dict()  # the files hold them rounded
@@ -132,12 +127,11 @@ class Training:
         self, state: dict[str, Any] | None, about: Json, *, kind: str, keep: int
     ) -> Path:
         """`save_checkpoint`; about: what else thinking.json is to say."""
-        origin = run_folder.origin(self.settings, self.task, self.method)
         return run_folder.save_checkpoint(
             self.folder,
             self.model,
             self.tokenizer,
-            about | origin | {"step": self.done},
+            about | run_folder.origin(self.plan) | {"step": self.done},
             state,
             kind=kind,
             dtype=getattr(torch, self.settings.save_dtype),

@@ -2,6 +2,7 @@
 from dataclasses import dataclass, fields, replace
 from math import cos, pi
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -10,7 +11,7 @@ from minits.checkpoint.files import Json, present
 from minits.checkpoint.tiny import tiny_config
 from minits.checkpoint.weights import CHOICES, config_of, read_about
 from minits.fast.layouts import LAYOUTS
-from minits.methods import METHODS
+from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
 from minits.tasks.task import Task
 from minits.training import distributed
@@ -154,6 +155,14 @@ class TrainSettings(Machine):
     log_every: int = setting(
         20, "steps between log lines where there is no terminal", least=1, free=True
     )
+
+
+class Plan(NamedTuple):
+    """All that makes a training what it is, which run.json holds."""
+
+    settings: TrainSettings
+    task: Task
+    method: Method
 
 
 def recipe_of(task: Task, method: str, model: str) -> Json:

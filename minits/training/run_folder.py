@@ -30,19 +30,20 @@ from minits.checkpoint.files import (
 )
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, write_model
-from minits.methods import METHODS, Method, make_method
+from minits.methods import METHODS, make_method
 from minits.settings import check_settings
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import ThinkingStates
-from minits.training.recipe import TrainSettings, names_of
+from minits.training.recipe import Plan, TrainSettings, names_of
 
 SETTINGS = names_of(TrainSettings)
 DATA_FILES = "data_files"  # the key of `Task.sources` in run.json and records
 
 
-def run_json(settings: TrainSettings, task: Task, method: Method) -> Json:
+def run_json(plan: Plan) -> Json:
     """What run.json and records hold: settings, options of task and method, files of examples."""
-    return asdict(settings) | asdict(task) | asdict(method) | data_files(task)
+    settings, task, method = map(asdict, plan)
+    return settings | task | method | data_files(plan.task)
 
 
 def data_files(task: Task) -> Json:
@@ -51,8 +52,9 @@ def data_files(task: Task) -> Json:
     return {DATA_FILES: sources} if sources else {}
 
 
-def origin(settings: TrainSettings, task: Task, method: Method) -> Json:
+def origin(plan: Plan) -> Json:
     """What thinking.json says of where a checkpoint comes from, but for the step."""
+    settings, task, method = plan
     about = {"method": settings.method, "task": settings.task, "base_model": settings.model}
     for kind in (task, method):
         about |= {name: getattr(kind, name) for name in kind.kept}
@@ -84,13 +86,12 @@ def make_folder(folder: Path, named: bool) -> Path:
             folder = unused(folder)
 
 
-def write_run(folder: Path, settings: TrainSettings, task: Task, method: Method) -> None:
+def write_run(folder: Path, plan: Plan) -> None:
     """Writes run.json."""
-    text = json.dumps(run_json(settings, task, method), indent=2)
-    write_text(folder / "run.json", text + "\n")
+    write_text(folder / "run.json", json.dumps(run_json(plan), indent=2) + "\n")
 
 
-def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
+def read_run(folder: Path) -> Plan:
     """What a run folder was trained with.
 
     Raises where `folder` is not one of ours, or its run.json was changed to what cannot be.
@@ -112,7 +113,7 @@ def read_run(folder: Path) -> tuple[TrainSettings, Task, Method]:
         known = names_of(METHODS[settings.method])
         mine = {name: options.pop(name) for name in known & options.keys()}
         task = make_task(settings.task, spell=str, **options)
-        return settings, task, make_method(settings.method, **mine)
+        return Plan(settings, task, make_method(settings.method, **mine))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: {printable(error)} Put back what it was, take the version of this package "
@@ -193,15 +194,13 @@ HARMLESS += [DATA_FILES]
 def check_agreement(
     checkpoint: Path,
     state: dict[str, Any],  # its training_state.pt
-    settings: TrainSettings,  # with task and method: what run.json says
-    task: Task,
-    method: Method,
+    plan: Plan,  # what run.json says
 ) -> None:
     """Raises ValueError if a checkpoint is not one of this training, or run.json was edited.
 
     Settings that change no step may differ; whether `steps` may, `check_steps` decides.
     """
-    run = run_json(settings, task, method)
+    settings, task, method = plan
     again = (
         "Put back what training wrote, or start from these weights with: python run.py train "
         f"{settings.task} --model {quote(str(checkpoint))}"
@@ -212,7 +211,7 @@ def check_agreement(
             f"cannot continue it exactly. {again}"
         )
     about, saved = read_about(checkpoint), state["settings"]
-    said = origin(settings, task, method) | {
+    said = origin(plan) | {
         "max_thought_tokens": settings.max_thought_tokens,
         "thinks": method.thinks,
         "step": state["step"],
@@ -226,7 +225,7 @@ def check_agreement(
     harmless = {*HARMLESS, *task.sources()}
     found += [
         (f"{name} {saved[name]!r} in training_state.pt", f"{value!r} in run.json")
-        for name, value in run.items()
+        for name, value in run_json(plan).items()
         if name not in harmless and saved.get(name, value) != value
     ]
     if found:

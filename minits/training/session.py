@@ -16,10 +16,8 @@ from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
 from minits.fast.layouts import round_up
-from minits.methods import Method
 from minits.settings import flag
 from minits.supervision import Row
-from minits.tasks import Task
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
@@ -31,17 +29,18 @@ from minits.training.loop import (
     raise_output_error,
     train,
 )
-from minits.training.recipe import TrainSettings, learning_rate
+from minits.training.recipe import Plan, TrainSettings, learning_rate
 from minits.training.scoring import Pairs, Report, describe
 from minits.training.stopping import Log, Stop
 
 
-def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) -> Training:
-    """A training with resolved settings; it goes on from the newest checkpoint in `folder`, if any.
+def set_up(plan: Plan, folder: Path) -> Training:
+    """A training by a resolved plan; it goes on from the newest checkpoint in `folder`, if any.
 
     Joins the group of processes, if there is one. Raises ValueError for settings that do not go
     together.
     """
+    settings = plan.settings
     if settings.batch_size < distributed.world():
         raise ValueError(
             f"--batch-size {settings.batch_size}: fewer samples than the {distributed.world()} "
@@ -49,9 +48,9 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
         )
     distributed.join(settings.device)
     checkpoints = finished_checkpoints(folder)
-    model, tokenizer = make_model(settings, task, method, checkpoints)
+    model, tokenizer = make_model(plan, checkpoints)
     model = model.to(settings.device).train()
-    begin = partial(Training, settings, folder, task, method, model, tokenizer)
+    begin = partial(Training, plan, folder, model, tokenizer)
     state = run_folder.read_state(folder, settings.device)
     if state is None:
         return begin()
@@ -61,8 +60,8 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
             f"{newest} is past the {settings.steps} steps that {folder / 'run.json'} names. Put "
             "back their number, or start a new run."
         )
-    run_folder.check_agreement(newest, state, settings, task, method)
-    check_steps(settings, method, state, folder)
+    run_folder.check_agreement(newest, state, plan)
+    check_steps(plan, state, folder)
     if "weights" in state:
         model.load_state_dict(state["weights"])
     training = begin(done=state["step"], seconds=state["seconds"])
@@ -77,14 +76,13 @@ def set_up(settings: TrainSettings, task: Task, method: Method, folder: Path) ->
     return training
 
 
-def check_steps(
-    settings: TrainSettings, method: Method, state: dict[str, Any], folder: Path
-) -> None:
+def check_steps(plan: Plan, state: dict[str, Any], folder: Path) -> None:
     """Raises ValueError if the steps taken so far would be others in a run of this length."""
+    settings = plan.settings
     before = replace(settings, steps=state["settings"]["steps"])
 
     def schedule(run: TrainSettings) -> list[tuple[float, int]]:
-        stages = enumerate(method.stages(run.steps, run.batch_size))
+        stages = enumerate(plan.method.stages(run.steps, run.batch_size))
         numbers = [number for number, stage in stages for _ in range(stage.steps)]
         return [(learning_rate(run, step), numbers[step]) for step in range(state["step"])]
 
@@ -98,12 +96,13 @@ def check_steps(
 
 
 def make_model(
-    settings: TrainSettings, task: Task, method: Method, checkpoints: list[Path]
+    plan: Plan, checkpoints: list[Path]
 ) -> tuple[ThinkingStates, Tokenizer]:
     """The newest checkpoint, else what `--model` names.
 
     T and C start as copies where that has none, whatever it was trained for.
     """
+    settings, task, method = plan
     choices = {name: getattr(settings, name) for name in CHOICES}
     if not checkpoints and settings.model == "tiny":
         about = {}
@@ -160,9 +159,7 @@ def memory_errors() -> Iterator[None]:
 
 
 def run_training(
-    settings: TrainSettings,
-    task: Task,
-    method: Method,
+    plan: Plan,
     folder: Path,
     *,
     log: Log,  # takes results
@@ -174,6 +171,7 @@ def run_training(
     What cannot be trained or evaluated is refused before the first step, and before anything is
     written. Raises ValueError, also if another process trains in `folder`, and TrainingError.
     """
+    settings, task, _ = plan
     lead, new = distributed.rank() == 0, not folder.exists()
     if not lead:
         log = note = lambda _text: None  # only the first process speaks
@@ -181,7 +179,7 @@ def run_training(
         if lead and not new:
             stack.enter_context(locked(folder))
         run_folder.check_sources(folder, task)
-        training = set_up(settings, task, method, folder)
+        training = set_up(plan, folder)
         rows = check_data(training, note)
         # From here on there is something to lose.
         stop = stack.enter_context(Stop(note))
@@ -193,7 +191,7 @@ def run_training(
             if (folder / "run.json").exists():
                 goes_on = f"it goes on after step {training.done} of {settings.steps}"
                 note(goes_on if training.done else "it has no checkpoint: from the start")
-            note("settings " + json.dumps(run_folder.run_json(settings, task, method)))
+            note("settings " + json.dumps(run_folder.run_json(plan)))
             for line in describe_sources(task):
                 note(line)
             if settings.warmup > settings.steps:
@@ -203,7 +201,7 @@ def run_training(
                 )
             for half in folder.glob("*.tmp"):  # of a process that ended while it wrote
                 half.unlink()
-            run_folder.write_run(folder, settings, task, method)
+            run_folder.write_run(folder, plan)
         return train_and_evaluate(training, rows, log, stop)
 
 

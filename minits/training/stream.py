@@ -11,12 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch
 from minits.fast.layouts import BucketedSizes, ExactSizes
-from minits.methods.method import Method
 from minits.supervision import Example, Row
-from minits.tasks.task import Task
 from minits.thinking import ThinkingConfig
 from minits.training import distributed
-from minits.training.recipe import TrainSettings
+from minits.training.recipe import Plan
 from minits.training.stopping import SIGNALS
 
 POOL = 8  # steps whose samples are drawn together
@@ -26,9 +24,7 @@ POOL = 8  # steps whose samples are drawn together
 class SampleStream(Dataset):
     """This process's share of the samples of every step. As a data set: of every pool."""
 
-    settings: TrainSettings
-    task: Task
-    method: Method
+    plan: Plan
     tokenizer: Tokenizer
     config: ThinkingConfig
     positions: int  # of the model: a sample must fit
@@ -36,6 +32,7 @@ class SampleStream(Dataset):
     sizes: ExactSizes | None = None  # those of the stage before, to go on with
 
     def __post_init__(self) -> None:
+        self.settings, self.task, self.method = self.plan
         self.cuda = self.settings.device.startswith("cuda")
         kind = BucketedSizes if self.cuda else ExactSizes
         self.sizes = self.sizes or kind(least=int(self.method.thinks))

@@ -181,7 +181,7 @@ def test_one_changed_key_of_a_model_folder_is_used_or_refused_by_name(usual, dat
 def run_of(tmp_path_factory) -> Path:
     """A run folder with a checkpoint, of a training that has begun."""
     training = begin(tmp_path_factory.mktemp("run"))
-    write_run(training.folder, training.settings, training.task, training.method)
+    write_run(training.folder, training.plan)
     training.done = 3
     training.save()
     return training.folder
@@ -196,7 +196,7 @@ def test_one_changed_key_of_run_json_is_used_or_refused_by_name(run_of, data):
         folder = Path(name)
         (folder / "run.json").write_text(json.dumps(changed(whole, way, value)))
         try:
-            found = run_json(*read_run(folder))
+            found = run_json(read_run(folder))
         except Exception as error:
             told(error, "run.json", way[0])
             return

@@ -245,7 +245,7 @@ def test_ctrl_c_while_evaluating_leaves_a_run_to_resume_and_says_where_it_goes_o
     assert json.loads(Path("run/record.json").read_text())["resumed_after_step"] == 3
 
 
-def interrupted(_settings, _task, _method, folder, **_) -> dict[str, object]:
+def interrupted(_plan, folder, **_) -> dict[str, object]:
     """In place of `run_training`: one that was interrupted."""
     return {"interrupted": True, "step": 3, "run": str(folder)}
 

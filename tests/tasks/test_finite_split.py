@@ -13,7 +13,7 @@ from minits.supervision import Example
 from minits.tasks import TASKS, make_task
 from minits.tasks.task import Task, check_overlap
 from minits.thinking import ThinkingConfig
-from minits.training.recipe import TrainSettings
+from minits.training.recipe import Plan, TrainSettings
 from minits.training.scoring import draw_rows
 from minits.training.stream import SampleStream
 
@@ -40,8 +40,8 @@ def stream(seed: int, task: Task = Few(), batch_size: int = 3, positions: int = 
     settings = TrainSettings(
         task=task.name, seed=seed, batch_size=batch_size, layout="rows", device="cpu"
     )
-    method = make_method("no-cot")
-    return SampleStream(settings, task, method, tiny_tokenizer(), CONFIG, positions)
+    plan = Plan(settings, task, make_method("no-cot"))
+    return SampleStream(plan, tiny_tokenizer(), CONFIG, positions)
 
 
 def epochs(samples: SampleStream, count: int) -> list[list[str]]:

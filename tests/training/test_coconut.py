@@ -44,7 +44,7 @@ from minits.tasks import make_task
 from minits.tensors import in_order
 from minits.thinking import ThinkingStates
 from minits.training.loop import Training
-from minits.training.recipe import TrainSettings, resolve
+from minits.training.recipe import Plan, TrainSettings, resolve
 from minits.training.session import set_up
 
 BEGIN = 20  # of the vocabulary of 24 that random models have; end and latent follow it
@@ -294,7 +294,8 @@ CURRICULUM = {"stage_samples": 8, "first_stage": 0, "latents": 3}  # 4 stages of
 def begin(folder: Path, method: str = "coconut", **changes) -> Training:
     folder.mkdir(parents=True, exist_ok=True)
     made = make_method(method, **CURRICULUM)
-    return set_up(settings(method=method, **changes), make_task("parity", **SHORT), made, folder)
+    plan = Plan(settings(method=method, **changes), make_task("parity", **SHORT), made)
+    return set_up(plan, folder)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from minits.methods import make_method
 from minits.tasks import make_task
 from minits.training import loop, session
 from minits.training.loop import TrainingError
-from minits.training.recipe import TrainSettings, resolve
+from minits.training.recipe import Plan, TrainSettings, resolve
 from minits.training.session import run_training, set_up
 
 # -- more steps, other types -----------------------------------------------------------------------
@@ -179,7 +179,7 @@ def second(folder: Path, first: Path, **changes):
     task = make_task("parity", **SHORT)
     chosen = TrainSettings(task="parity", model=str(first), device="cpu", **changes)
     chosen = resolve(replace(chosen, eval_samples=2), task)
-    return set_up(chosen, task, make_method(chosen.method), folder)
+    return set_up(Plan(chosen, task, make_method(chosen.method)), folder)
 
 
 def test_thinking_after_cot_starts_from_its_weights_with_copies_as_t_and_c(first_stages, tmp_path):
@@ -241,9 +241,8 @@ def whole(folder: Path, note=silent, **changes) -> dict:
     """A whole training, its figures."""
     options = {name: changes.pop(name, value) for name, value in SHORT.items()}
     task, chosen = make_task("parity", **options), settings(steps=2, **changes)
-    return run_training(
-        chosen, task, make_method(chosen.method), folder, log=silent, note=note, named=True
-    )
+    plan = Plan(chosen, task, make_method(chosen.method))
+    return run_training(plan, folder, log=silent, note=note, named=True)
 
 
 def test_chunks_that_no_row_completes_are_refused(tmp_path):

@@ -86,13 +86,13 @@ from minits.methods import make_method
 from minits.tasks import make_task
 from minits.training import distributed, step
 from minits.training.loop import read_figures, take_step
-from minits.training.recipe import TrainSettings, resolve
+from minits.training.recipe import Plan, TrainSettings, resolve
 from minits.training.session import set_up
 
 def begin(**changes):
     task, method = make_task("parity"), make_method("thinking")
     settings = TrainSettings(task="parity", device="cpu", batch_size=2, steps=1, **changes)
-    return set_up(resolve(settings, task), task, method, Path("none"))
+    return set_up(Plan(resolve(settings, task), task, method), Path("none"))
 
 def threads():
     tasks = Path("/proc/self/task")  # as Linux shows the process's threads

@@ -32,6 +32,7 @@ from minits.supervision import Example, Step
 from minits.tasks import make_task
 from minits.training import loop
 from minits.training.loop import Training
+from minits.training.recipe import Plan
 from minits.training.session import run_training, set_up
 
 STEPS = tuple(Step(0, text) for text in ("heads tails", "tails", "heads heads tails"))
@@ -51,7 +52,7 @@ def begin(folder: Path, method: str = "icot", options: dict | None = None, **cha
     folder.mkdir(parents=True, exist_ok=True)
     made = make_method(method, **(CURRICULUM if options is None else options))
     chosen = settings(method=method, **changes)
-    return set_up(chosen, make_task("parity", **SHORT), made, folder)
+    return set_up(Plan(chosen, make_task("parity", **SHORT), made), folder)
 
 
 # -- what is removed -------------------------------------------------------------------------------
@@ -189,10 +190,8 @@ def test_each_part_is_evaluated_as_it_was_trained_and_only_the_last_can_be_best(
     monkeypatch.setattr(loop, "measure", looked)
     chosen = settings(method="icot", keep_best=True, eval_every=9, eval_samples=5)
     method = make_method("icot", removal="steps", stage_samples=8, remove_all_at=3)
-    task = make_task("parity", **SHORT)
-    figures = run_training(
-        chosen, task, method, tmp_path / "run", log=said.append, note=silent, named=True
-    )
+    plan = Plan(chosen, make_task("parity", **SHORT), method)
+    figures = run_training(plan, tmp_path / "run", log=said.append, note=silent, named=True)
     told = [line.split(":")[0] for line in said if line.startswith("step ")]
     told = [line for line in told if "/" not in line]
     assert told == [*(f"step {2 * n + 2} ({n} steps removed)" for n in range(3)), "step 9"]

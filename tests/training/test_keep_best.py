@@ -29,6 +29,7 @@ from minits.tasks.rows import Rows
 from minits.training import loop, run_folder, session
 from minits.training.loop import Training
 from minits.training.scoring import Report
+from minits.training.recipe import Plan
 from minits.training.session import run_training
 
 KEEPING = {"keep_best": True, "eval_every": 3, "eval_samples": 5}  # of 12 steps: 3, 6, 9 and 12
@@ -65,10 +66,8 @@ class Judge:
 def whole(folder: Path, log=silent, **changes) -> dict:
     """A whole run, its figures."""
     chosen = settings(**(KEEPING | changes))
-    how = {"log": log, "note": silent, "named": True}
-    return run_training(
-        chosen, make_task("parity", **SHORT), make_method("thinking"), folder, **how
-    )
+    plan = Plan(chosen, make_task("parity", **SHORT), make_method("thinking"))
+    return run_training(plan, folder, log=log, note=silent, named=True)
 
 
 def best_in(folder: Path) -> list[str]:
@@ -116,7 +115,8 @@ def test_a_finished_run_is_opened_at_its_best(tmp_path, monkeypatch):
     assert checkpoints_in(run) == ["step-000012"]
     assert_same_bits(load(run)[0].state_dict(), judge.at(6))
     following = settings(model=str(run), steps=2)
-    model, _ = session.make_model(following, make_task("parity"), make_method("thinking"), [])
+    plan = Plan(following, make_task("parity"), make_method("thinking"))
+    model, _ = session.make_model(plan, [])
     assert_same_bits(model.state_dict(), judge.at(6))
     # More steps are to come: the run is not over, and goes on from its last ones.
     run_json = run / "run.json"
@@ -218,16 +218,8 @@ def test_what_there_is_nothing_to_choose_from_is_refused_before_anything_is_writ
     train_file = tmp_path / "rows.jsonl"
     line = {"question": "One and one is", "steps": [], "answer": "two"}
     train_file.write_text((json.dumps(line) + "\n") * 8)
-    task = Rows(train=str(train_file))
     chosen = replace(settings(**KEEPING), task="rows")
+    plan = Plan(chosen, Rows(train=str(train_file)), make_method("thinking"))
     with pytest.raises(ValueError, match="--eval-every 3: the task has nothing to evaluate on"):
-        run_training(
-            chosen,
-            task,
-            make_method("thinking"),
-            tmp_path / "run",
-            log=silent,
-            note=silent,
-            named=True,
-        )
+        run_training(plan, tmp_path / "run", log=silent, note=silent, named=True)
     assert not (tmp_path / "run").exists()

@@ -11,6 +11,7 @@ from training_helpers import SHORT, begin, settings
 from minits.methods import make_method
 from minits.tasks import make_task
 from minits.teacher_forcing import collate, losses, teacher_forced
+from minits.training.recipe import Plan
 from minits.training.session import set_up
 
 
@@ -36,7 +37,7 @@ def test_all_tokens_but_the_first_are_predicted(tmp_path):
 def test_rows_of_the_warm_up_have_no_answer_all_the_same(tmp_path):
     method = make_method("thinking", thought_warmup=5)
     chosen = settings(lm_loss="all")
-    training = set_up(chosen, make_task("parity", **SHORT), method, tmp_path)
+    training = set_up(Plan(chosen, make_task("parity", **SHORT), method), tmp_path)
     assert all(row.prompt_length == len(row.ids) for row in training.stream.rows(0))
 
 

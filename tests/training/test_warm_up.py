@@ -28,6 +28,7 @@ from minits.methods import make_method
 from minits.supervision import Row, encode_example
 from minits.tasks import make_task
 from minits.training.loop import Training
+from minits.training.recipe import Plan
 from minits.training.session import set_up
 
 WARM_UP = 5  # steps
@@ -38,7 +39,7 @@ def begin(folder: Path, thought_warmup: int = WARM_UP, **changes) -> Training:
     """As in training_helpers, with a warm-up."""
     folder.mkdir(parents=True, exist_ok=True)
     method = make_method("thinking", thought_warmup=thought_warmup)
-    return set_up(settings(**changes), make_task("parity", **SHORT), method, folder)
+    return set_up(Plan(settings(**changes), make_task("parity", **SHORT), method), folder)
 
 
 def hidden(training: Training, batch: FlatBatch) -> torch.Tensor:
