@@ -8,10 +8,12 @@ import gc
 import json
 import sys
 import time
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from io import StringIO
+from itertools import accumulate
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -26,7 +28,6 @@ from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import load_checkpoint
 from minits.fast.accelerate import accelerate
 from minits.fast.flat_batch import FlatBatch
-from minits.methods.method import Stage
 from minits.supervision import Row
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
@@ -67,26 +68,19 @@ class Training:
         self.best_step, self.best_accuracy = run_folder.best_so_far(self.folder)
         self.best_weights: dict[str, Tensor] | None = None
         self.update = OptimizerStep(self.model, self.method, self.settings)
+        self.stages = self.method.stages(self.settings.steps, self.settings.batch_size)
+        self.stage_ends = list(accumulate(stage.steps for stage in self.stages))
         self.stream: SampleStream | None = None
         self.begin_stage()
 
-    def stage_at(self, step: int) -> tuple[int, int]:
-        """(number of the stage that a step, counted from 0, belongs to, the first step after it).
-
-        A step past the last one belongs to the last stage.
-        """
-        end = 0
-        for number, stage in enumerate(self.stages):
-            end += stage.steps
-            if step < end:
-                break
-        return number, end
+    def stage_of(self, step: int) -> int:
+        """The number of the stage of a step, counted from 0; past the last one the last stage's."""
+        return min(bisect(self.stage_ends, step), len(self.stages) - 1)
 
     def begin_stage(self) -> None:
         """The optimizer's state, and samples, as this stage wants them."""
-        settings = self.settings
-        self.stages = self.method.stages(settings.steps, settings.batch_size)
-        self.stage_number, self.stage_end = self.stage_at(self.done)
+        self.stage_number = self.stage_of(self.done)
+        self.stage_end = self.stage_ends[self.stage_number]
         stage = self.stages[self.stage_number]
         self.update.begin_stage(resets=stage.resets, fresh=stage.fresh)
         self.stream = SampleStream(
@@ -98,16 +92,14 @@ class Training:
             sizes=None if stage.fresh or self.stream is None else self.stream.sizes,
         )
 
-    def last_stage(self) -> tuple[int, Stage]:
-        """(number, stage) of the last step."""
-        number, _ = self.stage_at(max(self.done - 1, 0))
-        return number, self.stages[number]
+    def last_stage(self) -> int:
+        """The number of the stage of the last step."""
+        return self.stage_of(max(self.done - 1, 0))
 
     def ends_partial(self) -> bool:
         """Whether the steps so far end a part of a curriculum that is worth an evaluation."""
-        stage, after = self.stages[self.stage_number], self.stages[self.stage_number + 1 :]
-        ends = self.done == self.stage_end and stage.partial and after[0].fresh
-        return ends and len(self.task.splits) > 1
+        ends = self.done == self.stage_end and self.stages[self.stage_number].partial
+        return ends and self.stages[self.stage_number + 1].fresh and len(self.task.splits) > 1
 
     def save(self) -> Path:
         """Writes a checkpoint and drops those that are more than --keep asks for."""
@@ -144,7 +136,7 @@ class Training:
         What competed before an interruption does not do so again.
         """
         settings = self.settings
-        if not settings.keep_best or self.last_stage()[1].partial:
+        if not settings.keep_best or self.stages[self.last_stage()].partial:
             return ""
         if accuracy < self.best_accuracy or self.done < self.best_step:
             return f"\nbest so far: {self.best_accuracy:.2%} at step {self.best_step}"
@@ -252,9 +244,9 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
         around.callback(stop.guard, bar.close)
         over = False
         # The run may have been interrupted at a step to evaluate at, before it was evaluated.
-        began = settings.keep_best and 0 < training.done < settings.steps
-        if lead and began and training.done % settings.eval_every == 0:
-            evaluate_between(training, stop, log)
+        if lead and settings.keep_best and 0 < training.done < settings.steps:
+            if training.done % settings.eval_every == 0:
+                evaluate_between(training, stop, log)
         while training.done < settings.steps and not over:
             if training.done == training.stage_end:
                 training.begin_stage()
@@ -371,7 +363,8 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
     """An evaluation between steps: on a fifth of the examples, on all if the best are kept."""
     samples = training.settings.eval_samples
     n = samples if training.settings.keep_best else max(samples // 5, 1)
-    task, (number, stage) = training.task, training.last_stage()
+    task, number = training.task, training.last_stage()
+    stage = training.stages[number]
     # The weights of a partial stage are evaluated on rows like its own, see `Stage`.
     rows = evaluation_rows(training, task.splits[1], n, number if stage.partial else -1)
     report = stop.unless_asked(measure, training, rows)

@@ -216,21 +216,20 @@ def check_agreement(
         "thinks": method.thinks,
         "step": state["step"],
     }
-    found = [
-        (f"{name} {about.get(name)!r} in thinking.json", f"{value!r}")
+    wrong = [
+        f"{name} {about.get(name)!r} in thinking.json, {value!r}"
         for name, value in said.items()
         if about.get(name) != value
     ]
     # Files may lie elsewhere: `check_sources` knows them by their content.
     harmless = {*HARMLESS, *task.sources()}
-    found += [
-        (f"{name} {saved[name]!r} in training_state.pt", f"{value!r} in run.json")
+    wrong += [
+        f"{name} {saved[name]!r} in training_state.pt, {value!r} in run.json"
         for name, value in run_json(plan).items()
         if name not in harmless and saved.get(name, value) != value
     ]
-    if found:
-        wrong, right = found[0]
-        raise ValueError(f"{checkpoint} is not of this training: {wrong}, {right}. {again}")
+    if wrong:
+        raise ValueError(f"{checkpoint} is not of this training: {wrong[0]}. {again}")
 
 
 def read_state(folder: Path, device: str) -> dict[str, Any] | None:

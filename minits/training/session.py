@@ -103,7 +103,9 @@ def make_model(
     T and C start as copies where that has none, whatever it was trained for.
     """
     settings, task, method = plan
-    choices = {name: getattr(settings, name) for name in CHOICES}
+    choices = {
+        name: value for name in CHOICES if (value := getattr(settings, name)) is not None
+    }
     if not checkpoints and settings.model == "tiny":
         about = {}
         model, tokenizer = make_tiny(
@@ -129,7 +131,6 @@ def make_model(
             model.blocked = blocked
             if method.thinks:
                 model.copy_blocks()
-        choices = {name: value for name, value in choices.items() if value is not None}
     if not checkpoints:
         method.prepare(model, tokenizer, about)
     config = replace(model.config, **choices, max_thought_tokens=settings.max_thought_tokens)

@@ -183,7 +183,7 @@ def second(folder: Path, first: Path, **changes):
 
 
 def test_thinking_after_cot_starts_from_its_weights_with_copies_as_t_and_c(first_stages, tmp_path):
-    training = second(tmp_path, first_stages["cot"], max_thought_tokens=8)
+    training = second(tmp_path, first_stages["cot"], max_thought_tokens=8, steps=2)
     model, old = training.model, load(first_stages["cot"])[0]
     assert_same_bits(model.backbone.state_dict(), old.backbone.state_dict())
     layers = model.backbone.model.layers
@@ -192,15 +192,8 @@ def test_thinking_after_cot_starts_from_its_weights_with_copies_as_t_and_c(first
     assert_same_bits(C.layer.state_dict(), layers[0].state_dict())
     assert torch.equal(model.blocked, old.blocked)
     assert training.settings.chunk_size == model.config.chunk_size == 8
-    train(replace_steps(training, 2), silent)
+    train(training, silent)
     assert load(tmp_path)[0].thinks
-
-
-def replace_steps(training, steps: int):
-    """The training, made so short."""
-    training.settings = replace(training.settings, steps=steps)
-    training.begin_stage()
-    return training
 
 
 def test_thinking_after_thinking_keeps_t_and_c_and_what_was_chosen(first_stages, tmp_path):
