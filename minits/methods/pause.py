@@ -62,10 +62,9 @@ class Pause(Curriculum):
         """The number of latents in the stage that lacks so many steps."""
         return self.latents * min(gone, self.latent_stages) // self.latent_stages
 
-    def prompt(self, text: str, tokenizer: Tokenizer, latents: int | None = None) -> list[int]:
+    def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:
         begin = begin_id(tokenizer)
-        places = [begin + 2] * (self.latents if latents is None else latents)
-        return [*encode_prompt(tokenizer, text), begin, *places, begin + 1]
+        return [*encode_prompt(tokenizer, text), begin, *[begin + 2] * self.latents, begin + 1]
 
     def encode(
         self,
@@ -75,11 +74,11 @@ class Pause(Curriculum):
         name: str = "row",
         stage: int = -1,
     ) -> Row:
-        gone = self.first_stage + stage
-        whole = stage < 0 or gone > self.latent_stages
-        kept = () if whole else example.steps[gone:]
+        # The last stage is the one past those in which the latents grow, and has no steps at all.
+        gone = self.latent_stages + 1 if stage < 0 else self.first_stage + stage
+        kept = example.steps[gone:] if gone <= self.latent_stages else ()
         row = super().encode(replace(example, steps=kept), tokenizer, config, name)
-        prompt = self.prompt(example.prompt, tokenizer, None if whole else self.count(gone))
+        prompt = replace(self, latents=self.count(gone)).prompt(example.prompt, tokenizer)
         ids = prompt + row.ids[row.prompt_length :]
         return replace(row, ids=ids, prompt_length=len(prompt))
 
