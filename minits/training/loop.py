@@ -291,16 +291,16 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
                 every > 0 and training.done % every == 0
                 for every in (settings.log_every, settings.eval_every, settings.save_every)
             )
+            to_log |= last
             to_evaluate |= training.ends_partial()
-            told = to_log or last
-            if told or over or to_evaluate or to_save:
+            if to_log or to_evaluate or to_save or over:
                 metrics = write_metrics(training, unread, file, stop)
                 answer, thoughts = metrics["lm_loss"], metrics["thought_loss"]
                 figures = {"lm": f"{answer:.3f}", "thought": f"{thoughts:.3f}"}
                 stop.guard(bar.set_postfix, figures)
             training.seconds += time.perf_counter() - started
             stop.guard(bar.update)
-            if told and not sys.stderr.isatty():
+            if to_log and not sys.stderr.isatty():
                 line = (
                     f"step {training.done}/{settings.steps}  answer {answer:.4f}  thoughts "
                     f"{thoughts:.4f}  lr {metrics['lr']:.2e}  {training.seconds:.0f} s"

@@ -181,7 +181,7 @@ def run_training(
             stack.enter_context(locked(folder))
         run_folder.check_sources(folder, task)
         training = set_up(plan, folder)
-        rows = check_data(training, note)
+        rows = evaluation_sets(training, note)
         # From here on there is something to lose.
         stop = stack.enter_context(Stop(note))
         if lead and new:
@@ -206,7 +206,7 @@ def run_training(
         return train_and_evaluate(training, rows, log, stop)
 
 
-def check_data(training: Training, note: Log) -> dict[str, Pairs]:
+def evaluation_sets(training: Training, note: Log) -> dict[str, Pairs]:
     """The rows of the evaluation sets.
 
     Raises ValueError if they or the first samples do not fit the model, or never think.
