@@ -47,17 +47,15 @@ def run(given: Given) -> tuple[Record, int]:
         for name in FIGURES:
             check_new_file(f"{folder / name}.png", name="--figures")
         for name, drawn in draw_all(book, folder).items():
-            note(
-                f"{folder / name}.png"
-                if drawn
-                else f"{name}: not drawn, for there are no records of it yet"
-            )
-    elif not flags.write:
+            missing = f"{name}: not drawn, for there are no records of it yet"
+            note(f"{folder / name}.png" if drawn else missing)
+    if flags.write:
+        for path in PAGES:
+            names = " and ".join(put_into(path, found))
+            note(f"{path}: the table {names} is now that of {len(book.runs)} runs")
+    if not (flags.figures or flags.write):
         for name, table in found.items():
             print(f"## {name}\n\n{table}\n")
-    for path in PAGES if flags.write else ():
-        names = " and ".join(put_into(path, found))
-        note(f"{path}: the table {names} is now that of {len(book.runs)} runs")
     return {"records": [record for record in book.runs if "preset" in record]}, 0
 
 

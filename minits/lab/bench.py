@@ -7,6 +7,7 @@ the measured matrix rate for prefill.
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import mean, median
 from typing import Any
 
@@ -127,7 +128,7 @@ def bench_decode(
     def line(what: str, batch: int, config: GenerationConfig) -> Line:
         prompts = [prompt_of(128 // c * c)] * batch
         ways = [vars(replace(config, max_new_tokens=tokens)) for tokens in (1, new + 1)]
-        sides = [lambda way=way: generate_ids(engine, prompts, **way) for way in ways]
+        sides = [partial(generate_ids, engine, prompts, **way) for way in ways]
         one, many = map(summary, time_interleaved(sides, repeats))
         rate = batch * new / (many["ms"] - one["ms"]) * 1e3
         limit = batch * limits["copy_TB_per_s"] * 1e12 / weights_bytes(engine)
@@ -178,7 +179,7 @@ def bench_prefill(
             hook = LaidDown(engine, laid_down, length)
             config = GenerationConfig(max_new_tokens=1, max_thought_tokens=32, hook=hook)
             ways = [replace(config, prefill="sequential"), config]
-            sides = [lambda way=way: prefill(engine, [ids], way) for way in ways]
+            sides = [partial(prefill, engine, [ids], way) for way in ways]
             sequential, trivial = time_interleaved(sides, repeats)
             yield {
                 "what": "prefill, trivial over sequential",
@@ -214,7 +215,7 @@ def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iter
 
     for way in ways:
         sides = [way] if way is sequential else [way, sequential]
-        times = time_interleaved([lambda side=side: read(side) for side in sides], repeats)
+        times = time_interleaved([partial(read, side) for side in sides], repeats)
         taken, beside = times[0], times[-1]
         compared = ratio(taken, beside)
         yield {

@@ -3,7 +3,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +84,10 @@ def by_length(runs: Sequence[Record], least: int) -> list[tuple[float, float]]:
     runs: of each, the buckets of its evaluation. least: the length of the shortest example.
     """
     right, count = Counter(), Counter()
-    for name, bucket in chain.from_iterable(buckets.items() for buckets in runs):
-        right[name] += bucket["n"] * bucket["accuracy"]
-        count[name] += bucket["n"]
+    for buckets in runs:
+        for name, bucket in buckets.items():
+            right[name] += bucket["n"] * bucket["accuracy"]
+            count[name] += bucket["n"]
     points = []
     for name, n in count.items():
         low, high = map(int, name.split("-"))

@@ -152,15 +152,15 @@ def benchmark(name: str, book: Book) -> list[str]:
     if name not in PRESETS:
         return [NONE] * 3
     cell = book.cell(name)
-    share, speed = "", ""
+    accuracy, seconds = NOT_RUN, NONE
+    if cell.runs:
+        accuracy = interval(cell.accuracy())
+        seconds = f"{fmean(run['train_seconds'] for run in cell.runs):.0f} s"
+    found = [accuracy, times_over(cell.speed_up()), seconds]
     if cell.preset.paper is not None:
-        share, speed = f" ({in_paper(cell)})", f" ({times_over(cell.preset.paper_speed)})"
-    seconds = [run["train_seconds"] for run in cell.runs]
-    return [
-        (interval(cell.accuracy()) if cell.runs else NOT_RUN) + share,
-        times_over(cell.speed_up()) + speed,
-        f"{fmean(seconds):.0f} s" if seconds else NONE,
-    ]
+        found[0] += f" ({in_paper(cell)})"
+        found[1] += f" ({times_over(cell.preset.paper_speed)})"
+    return found
 
 
 def differences(name: str, cells: Sequence[Cell]) -> Iterator[str]:
