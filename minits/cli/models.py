@@ -81,18 +81,19 @@ def open_model(flags: Any, given: str = "--run") -> Opened:
 
     Its task is the one that the command names, if it does. given: what the user calls --run.
     """
+    asked = vars(flags)  # no command has all of them
     device, dtype = resolve_device(flags.device, flags.dtype)
-    source = getattr(flags, "model", None) or run_named(flags.run, given)
-    folder = local_folder(source, getattr(flags, "revision", None))
-    choices = {name: getattr(flags, name, None) for name in CHOICES}
+    source = asked.get("model") or run_named(flags.run, given)
+    folder = local_folder(source, asked.get("revision"))
+    choices = {name: asked.get(name) for name in CHOICES}
     model, tokenizer, about = load_checkpoint(folder, getattr(torch, dtype), device, **choices)
     if about and "max_thought_tokens" not in about and (folder / "run.json").exists():
         # Checkpoints of older versions leave it to their run.
         limit = read_run(folder).settings.max_thought_tokens
         model.config = replace(model.config, max_thought_tokens=limit)
         about["max_thought_tokens"] = limit
-    engine = model if getattr(flags, "plain", False) else accelerate(model)
-    task = trained_task(folder, about, getattr(flags, "task", None))
+    engine = model if asked.get("plain") else accelerate(model)
+    task = trained_task(folder, about, asked.get("task"))
     return Opened(engine, tokenizer, about, folder, task, trained_method(folder, about))
 
 
