@@ -1,6 +1,6 @@
 """`run.py eval`: free-running accuracy of a trained run on fresh examples."""
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -22,16 +22,22 @@ from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with
 from minits.lab.interventions import STATES
 from minits.lab.provenance import Record, record
 from minits.methods import Method
-from minits.prefill import Intervention
 from minits.settings import check_settings, flag, setting
-from minits.supervision import Row
 from minits.tasks import Task, check_options
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.tasks.two_hop import TwoHop
 from minits.training.recipe import Machine
 from minits.training.run_folder import data_files
-from minits.training.scoring import Pairs, describe, draw_rows, predict, summarise, with_room
+from minits.training.scoring import (
+    HookMaker,
+    Pairs,
+    describe,
+    draw_rows,
+    predict,
+    summarise,
+    with_room,
+)
 
 DESCRIPTION = "evaluate a trained run on a task"
 OPTIONS = ("task",)
@@ -96,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, GenerationConfig, omit=OWN)
 
 
-def hook_of(flags: EvalFlags, method: Method) -> Callable[[Sequence[Row]], Intervention]:
+def hook_maker(flags: EvalFlags, method: Method) -> HookMaker:
     """What --states asks for. Raises ValueError where it cannot be."""
     gold = flags.states == "gold"
     if flags.states != "normal" and not (method.thinks if gold else method.has_states):
@@ -194,7 +200,7 @@ def run(given: Given) -> tuple[Record, int]:
     """Free-running accuracy of a run on fresh examples."""
     asked = dict(given)
     flags = take(given, EvalFlags)
-    given["prefill"] = flags.prefill
+    given["prefill"] = flags.prefill  # here the default is another one
     config = take(given, GenerationConfig)
     if flags.task is not None:
         check_options(flags.task, given)
@@ -207,7 +213,7 @@ def run(given: Given) -> tuple[Record, int]:
     if flags.prompt_thoughts and not method.thinks:
         raise ValueError(f"--prompt-thoughts: {method.name} does not think; leave it out.")
     config = replace(config, think_while_decoding=not flags.prompt_thoughts)
-    seed, hook = flags.seed, hook_of(flags, method)
+    seed, make_hook = flags.seed, hook_maker(flags, method)
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)
     if flags.prompt_thoughts:  # a thought that was not asked for is not wrong
         for _, row in rows:
@@ -222,7 +228,7 @@ def run(given: Given) -> tuple[Record, int]:
     def evaluate(title: str, rows: Pairs, predictions: Path | None = None) -> Pass:
         found = predict(
             engine, tokenizer, task, method, rows, config,
-            batch_size=flags.batch_size, predictions=predictions, hook=hook,
+            batch_size=flags.batch_size, predictions=predictions, make_hook=make_hook,
         )
         return Pass(title, rows, *found)
 

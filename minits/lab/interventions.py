@@ -3,13 +3,14 @@
 If it is worth as much without its states, the thoughts do nothing; if it is worth more with gold
 thoughts, T is what errs.
 """
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from minits.prefill import NOTHING, Intervention
 from minits.supervision import Row
+from minits.training.scoring import HookMaker
 
 
 class Zero(Intervention):
@@ -54,7 +55,7 @@ def gold(rows: Sequence[Row]) -> Scripted:
 
 
 # What `eval --states` names, made for the rows of each batch.
-STATES: dict[str, Callable[[Sequence[Row]], Intervention]] = {
+STATES: dict[str, HookMaker] = {
     "normal": lambda rows: NOTHING,
     "zero": lambda rows: Zero(),
     "shuffled": lambda rows: Shuffled(),

@@ -62,7 +62,7 @@ class Method(Protocol):
         tokenizer: Tokenizer,
         config: ThinkingConfig,
         name: str = "row",  # in errors
-        stage: int = -1,  # the last one is that of evaluation
+        stage: int = -1,  # -1: the last one, as in evaluation
     ) -> Row:
         """The example as it is trained on in that stage. Raises ValueError naming the row."""
         ...

@@ -21,6 +21,7 @@ from minits.training.late import is_late, late_share
 Pairs = Sequence[tuple[Example, Row]]
 Verdict = Json  # of predictions: what the model made of a row
 Report = Json  # of an evaluation, as records hold it: see `summarise`
+HookMaker = Callable[[Sequence[Row]], Intervention]  # of the rows of a batch, for each anew
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
@@ -90,7 +91,7 @@ def predict(
     *,
     batch_size: int = 64,
     predictions: Path | None = None,  # file for them, as JSON lines
-    hook: Callable[[Sequence[Row]], Intervention] | None = None,  # made anew for every batch
+    make_hook: HookMaker | None = None,
 ) -> tuple[list[Verdict], list[GenerationResult]]:
     """Generates an answer for each of `rows`: (verdicts, results). Raises as `with_room`."""
     config = with_room(engine, rows, config)
@@ -101,8 +102,8 @@ def predict(
     # disable=None: no bar where there is no terminal.
     for chosen in tqdm(batches, desc="evaluate", unit="batch", leave=False, disable=None):
         batch = [rows[i] for i in chosen]
-        if hook:
-            config = replace(config, hook=hook([row for _, row in batch]))
+        if make_hook:
+            config = replace(config, hook=make_hook([row for _, row in batch]))
         found |= zip(chosen, method.answer(engine, prompts_of(batch), config))
     results = [found[i] for i in range(len(rows))]
     c = engine.config.chunk_size
