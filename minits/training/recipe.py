@@ -260,7 +260,7 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
     Raises ValueError for what this machine or program lacks.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind, _, index = device.partition(":")
+    kind, colon, index = device.partition(":")
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"--device {device}: only cpu and cuda are supported (tested).")
     if kind == "cuda" and not torch.cuda.is_available():
@@ -268,7 +268,7 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
             f"--device {device}: this machine or this build of torch has no CUDA; use --device cpu."
         )
     count = torch.cuda.device_count() if kind == "cuda" else 1
-    if ":" in device and index not in map(str, range(count)):
+    if colon and index not in map(str, range(count)):
         raise ValueError(
             f"--device {device}: there is no such device; this machine has {count} of the kind "
             f"{kind}, numbered from 0 on."

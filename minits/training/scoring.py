@@ -21,7 +21,7 @@ from minits.training.late import is_late, late_share
 Pairs = Sequence[tuple[Example, Row]]
 Verdict = Json  # of predictions: what the model made of a row
 Report = Json  # of an evaluation, as records hold it: see `summarise`
-HookMaker = Callable[[Sequence[Row]], Intervention]  # of the rows of a batch, for each anew
+HookMaker = Callable[[Sequence[Row]], Intervention]  # from a batch's rows, for each anew
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:

@@ -95,9 +95,7 @@ def check_steps(plan: Plan, state: dict[str, Any], folder: Path) -> None:
         )
 
 
-def make_model(
-    plan: Plan, checkpoints: list[Path]
-) -> tuple[ThinkingStates, Tokenizer]:
+def make_model(plan: Plan, checkpoints: list[Path]) -> tuple[ThinkingStates, Tokenizer]:
     """The newest checkpoint, else what `--model` names.
 
     T and C start as copies where that has none, whatever it was trained for.
