@@ -210,6 +210,10 @@ class TwoHop(Rows):
     def evaluated(self, given: Json) -> tuple[Task, str]:
         """As `Rows.evaluated`, without the facts: only questions are evaluated on."""
         task, split = super().evaluated(given)
+        idle = ["facts", "fact_repeats"] + ["fact_thoughts"] * (task.ask == "question")
+        if found := [name for name in idle if name in given]:
+            raise ValueError(f"{flag(found[0])}: no facts are evaluated on; leave it out.")
+        task.check()  # of what is asked for: below, the regime goes with its facts
         if split != "train" and task.valid_share != self.valid_share:
             raise ValueError(
                 f"--valid-share {task.valid_share}: the run left out {self.valid_share}, which "

@@ -247,3 +247,27 @@ def test_hops_of_training_rows_are_not_said_to_be_asked(inside):
     status, _, err = call(*rows, "--ask", "first")
     assert status == 2 and "--ask first: of --train only whole questions" in err
     assert call(*rows)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--facts", "facts.jsonl"], "--facts: no facts are evaluated on; leave it out"),
+        (["--facts", "nowhere.jsonl"], "--facts: no facts are evaluated on; leave it out"),
+        (FULL, "--facts: no facts are evaluated on; leave it out"),
+        (["--fact-repeats", "3"], "--fact-repeats: no facts are evaluated on; leave it out"),
+        (["--fact-thoughts", "said"], "--fact-thoughts: no facts are evaluated on; leave it out"),
+        (["--knowledge", "parametric"], "--knowledge parametric and --known FILE go together"),
+    ],
+)
+def test_an_evaluation_of_questions_takes_no_flags_of_facts(flags, message, inside):
+    again = ["eval", "two-hop", "--run", "thinking", "--samples", "2"]
+    status, out, err = call(*again, *flags)
+    assert status == 2 and not out and message in err and len(err.splitlines()) == 1, err
+
+
+def test_a_hop_alone_is_asked_as_the_facts_are_if_they_are_said(inside, tmp_path):
+    again = ["eval", "--run", "thinking", "--samples", "1", "--ask", "first"]
+    found = tmp_path / "found.jsonl"
+    assert call(*again, "--fact-thoughts", "said", "--out", found)[0] == 0
+    assert json.loads(found.read_text())["prompt"] == "Bay 50 is in Say it now."
