@@ -187,7 +187,10 @@ def write_rows(task: Task, split: str, flags: DataFlags) -> None:
     lines = []
     for example in (task.example(split, i, flags.seed) for i in range(size)):
         if not example.taught:
-            raise ValueError("--out: no row can say --fact-thoughts untaught; leave that out.")
+            raise ValueError(
+                "--out: no row can say --fact-thoughts untaught, be it asked for or how --model "
+                "was trained; name another value."
+            )
         question = example.prompt.removesuffix(task.asked(""))
         answer = example.answer.removeprefix(f"{opening} " if opening else "")
         lines.append(row_line(question, example.steps, answer))

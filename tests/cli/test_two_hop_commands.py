@@ -113,6 +113,14 @@ def test_untaught_facts_are_what_the_run_was_trained_with(inside):
     assert json.loads((inside / "thinking" / "run.json").read_text())["fact_thoughts"] == "untaught"
 
 
+def test_rows_of_a_run_whose_facts_were_untaught_say_what_to_name(inside, tmp_path):
+    how = ["data", "two-hop", "--model", "thinking", "--out", tmp_path / "rows.jsonl"]
+    status, _, err = call(*how)
+    assert status == 2 and "--fact-thoughts untaught, be it asked for or how --model was" in err
+    assert "leave" not in err and not (tmp_path / "rows.jsonl").exists()
+    assert call(*how, "--fact-thoughts", "trivial")[0] == 0
+
+
 def test_eval_asks_the_second_hop_alone(inside):
     how = ["--run", "thinking", "--json", "--device", "cpu"]
     status, out, err = call("eval", *how, "--ask", "second", "--out", "second.jsonl")
