@@ -139,8 +139,9 @@ class TwoHop(Rows):
         if self.known:  # what a question needs is the base model's to know
             splits = [split for split in ("valid", "test") if self.has(split)]
             asked = [row for split in splits for row in self.loaded(split).examples]
-            names = {name for row in asked for name in (row.subject, *row.hops[0].names)}
-            rows = [row for row in rows if not any(name in row.prompt for name in names)]
+            names = {normalised(n) for row in asked for n in (row.subject, *row.hops[0].names)}
+            texts = [normalised(row.prompt) for row in rows]
+            rows = [row for row, text in zip(rows, texts) if not any(map(text.count, names))]
             about = about | {"used": len(rows)}
         return SplitRows(list(map(self.as_fact, rows)), about)
 
@@ -191,7 +192,7 @@ class TwoHop(Rows):
         return example.hops[0].relation
 
     def cluster(self, example: Example) -> str | None:
-        return example.subject
+        return normalised(example.subject)
 
     def sources(self) -> dict[str, Json]:
         found = super().sources()

@@ -257,6 +257,35 @@ def test_no_subject_is_in_two_splits(files, tmp_path):
         check_overlap(task)
 
 
+def test_a_subject_is_one_in_both_forms_of_its_accents(files, tmp_path):
+    """Case tells subjects apart, in all of these: the hash decides about the splits of records."""
+    composed, apart = "Z\u00fcrich  Bay", "Zu\u0308rich Bay"
+
+    def named(subject: str) -> dict:
+        question = f"What is the capital of the country where {subject} is located?"
+        return row(1, e1=subject, question=question)
+
+    subjects = composed, apart, composed.upper()
+    path = write(tmp_path / "test.jsonl", [named(each) for each in subjects])
+    task = rows_only(files | {"test": path}, valid_share=0)
+    first, same, other = map(task.cluster, examples(task, "test"))
+    assert first == same != other
+    assert task.overlap_key("test", 0) != task.overlap_key("test", 2)
+    with pytest.raises(ValueError, match="asks what"):
+        check_overlap(replace(task, train=write(tmp_path / "apart.jsonl", [named(apart)])))
+    # Beside what is known no fact is about them, either.
+    write(tmp_path / "test.jsonl", [named(composed)])
+    facts = [FACTS[0] | {"subject": subject} for subject in subjects]
+    write(tmp_path / "facts.jsonl", facts)
+    kept = [row(1)["question"], named(composed)["question"]]
+    known = tmp_path / "known.json"
+    data = rows_only(files, valid_share=0).sources()
+    known.write_text(json.dumps({"model": "m", "data": data, "kept": kept}))
+    how = {"knowledge": "parametric", "known": str(known), "facts": files["facts"]}
+    task = rows_only(files, valid_share=0, **how)
+    assert [fact.prompt for fact in task.fact_rows.examples] == [f"{composed.upper()} is in"]
+
+
 def test_a_split_that_would_be_empty_is_refused(tmp_path):
     for n in range(5):
         path = write(tmp_path / f"{n}.jsonl", [row(n)])
