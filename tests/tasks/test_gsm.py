@@ -95,6 +95,13 @@ def test_a_bad_line_is_named_or_passed_over_and_counted(tmp_path):
     assert task.size("train") == 3 and task.sources()["train"]["skipped"] == 1
 
 
+def test_a_mark_of_bytes_inside_is_told_with_its_line(tmp_path):
+    """It stands at the head of files, and of their parts where they were joined."""
+    path = written(tmp_path, "\ufeff" + LINES[1], "\ufeff" + OTHER)
+    with pytest.raises(ValueError, match="line 2: neither a JSON object nor .*feffUma bakes"):
+        make_task("gsm", train=path).size("train")
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 

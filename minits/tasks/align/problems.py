@@ -52,8 +52,10 @@ def parse_problem(text: str) -> Problem:
         row = parse_json(text)
     else:
         question, found, answer = text.rpartition("||")
-        if not found:
-            raise ValueError("neither a JSON object nor question||<<steps>> #### answer")
+        if not found or text.startswith("\ufeff"):  # files that were joined hold marks inside
+            raise ValueError(
+                f"neither a JSON object nor question||<<steps>> #### answer: {text!r:.60}"
+            )
         row = {"question": question, "answer": answer}
     kinds = {"question": str, "answer": str}
     question, solved = members(row, kinds, "the problem", others=True)
