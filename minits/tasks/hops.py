@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from minits.checkpoint.files import Json
 from minits.supervision import Example, Step
-from minits.tasks.rows import check_texts, members, parse_json
+from minits.tasks.rows import check_texts, check_unmarked, members, parse_json
 
 ROW = dict.fromkeys(("question", "e1", "r1", "r2", "bridge", "answer"), str)
 ROW |= dict.fromkeys(("steps", "bridge_aliases", "aliases"), list)
@@ -67,6 +67,7 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
         raise ValueError(f"it has {len(steps)} steps; a two-hop question has one for each hop")
     names = (bridge, *bridge_aliases), (answer, *aliases)
     check_texts((question, subject, *relations, *steps, *names[0], *names[1]))
+    check_unmarked(question)
     if subject not in question:
         raise ValueError(f"the question {question!r} does not name its subject e1, {subject!r}")
     hops = []

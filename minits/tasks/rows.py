@@ -295,10 +295,18 @@ def check_texts(texts: Iterable[Any]) -> None:
             raise ValueError(f"{wrong[0]!r} is no character of a text")
 
 
-def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
-    """The line that `parse_row` reads so. Raises ValueError for a question that holds a marker."""
+def check_unmarked(question: str) -> None:
+    """Raises ValueError for a marker where nothing would take it out of the question."""
     if MARKER in question:
-        raise ValueError(f"the question {question!r:.100} holds {MARKER}, which marks steps")
+        raise ValueError(
+            f"the question {question!r:.100} holds {MARKER}, which marks steps for the task rows, "
+            "and for gsm with --align given"
+        )
+
+
+def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
+    """The line that `parse_row` reads so. Raises as `check_unmarked`."""
+    check_unmarked(question)
     placed = [{"at": step.position, "text": step.text} for step in steps]
     row = {"question": question, "steps": placed, "answer": answer}
     return json.dumps(row, ensure_ascii=False) + "\n"

@@ -102,6 +102,19 @@ def test_a_mark_of_bytes_inside_is_told_with_its_line(tmp_path):
         make_task("gsm", train=path).size("train")
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        json.dumps({"question": "Two and two,<T> how many?", "steps": ["2+2=4"], "answer": "4"}),
+        "Two and<T> two?||<<2+2=4>> #### 4",
+    ],
+)
+def test_a_marker_that_nothing_would_take_out_of_the_question_is_told(line, tmp_path):
+    path = written(tmp_path, LINES[0], line)
+    with pytest.raises(ValueError, match="line 2: .* <T>, which marks steps .* --align given"):
+        make_task("gsm", train=path).size("train")
+
+
 # -- files -----------------------------------------------------------------------------------------
 
 

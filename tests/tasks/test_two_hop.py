@@ -200,6 +200,10 @@ def test_a_row_may_say_where_its_first_hop_ends(tmp_path):
         ({"aliases": [5]}, "each step is a text, not 5"),
         ({"bridge": None}, "it must be an object that holds"),
         ({"at": 700}, "'at' is 700, no character of the question"),
+        (
+            {"question": "What is the land of Bay 1<T>?"},
+            "holds <T>, which marks steps for the task",
+        ),
         ({"at": "7"}, "'at' is \"7\", no character of the question"),
         ({"answer": " "}, "is empty"),
     ],

@@ -13,7 +13,7 @@ from typing import Any
 
 from minits.tasks.align.arithmetic import LONGEST, evaluate
 from minits.tasks.answers import NUMBER, number_in
-from minits.tasks.rows import check_texts, members, parse_json
+from minits.tasks.rows import check_texts, check_unmarked, members, parse_json
 
 STEP = re.compile("<<(.*?)>>", re.DOTALL)
 
@@ -62,6 +62,7 @@ def parse_problem(text: str) -> Problem:
     if not question.strip():
         raise ValueError("the question is empty")
     check_texts([question])
+    check_unmarked(question)
     solution, found, answer = solved.rpartition("####")
     if "steps" in row or "cot" in row:
         key = "steps" if "steps" in row else "cot"
