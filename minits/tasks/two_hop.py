@@ -258,8 +258,10 @@ class TwoHop(Rows):
             return {}
         first, second = example.hops
         said, _ = self.steps_and_answer(text, thoughts)
-        # The subject may hold the bridge's name: the "Bank of Norway" is in Norway.
-        rest = said.replace(example.subject, " ", 1)
+        # The subject may hold the bridge's name: the "Bank of Norway" is in Norway. A name that is
+        # said alone may hold the subject: York is in "Yorkshire".
+        alone = self.steps_shown == "name" and any(example.subject in n for n in first.names)
+        rest = said if alone else said.replace(example.subject, " ", 1)
         bridge = names_one_of(rest, first.names)
         told = thoughts is not None or bool(said.strip())  # No-CoT says nothing
         known = second.prompt in self.seen

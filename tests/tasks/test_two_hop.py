@@ -600,6 +600,23 @@ def test_the_subject_does_not_tell_the_bridge(tmp_path):
         assert task.score_steps("", thoughts, example, True)["both_right"] is bridge
 
 
+@pytest.mark.parametrize("shown", ["bridge", "both", "name"])
+@pytest.mark.parametrize("bridge", ["Yorkshire", "York", "New York"])
+def test_the_bridge_may_hold_the_subject_or_be_it(tmp_path, bridge, shown):
+    changes = {
+        "e1": "York",
+        "bridge": bridge,
+        "question": "What is the capital of the land of York?",
+        "steps": [f"York is in {bridge}.", f"The capital of {bridge} is Bamako."],
+    }
+    path = write(tmp_path / "a.jsonl", [row(2, **changes)])
+    task = make_task("two-hop", train=path, valid_share=0, steps_shown=shown)
+    example = task.example("train", 0, 0)
+    gold = [step.text for step in example.steps]
+    assert task.score_steps(example.answer, gold, example, True)["both_right"]
+    assert not task.score_steps("", ["Japan."], example, True)["both_right"]
+
+
 def test_what_training_rows_hold_is_told_apart(files, tmp_path):
     train = [row(n, "Japan") for n in range(3)] + [row(3, "Norway")]
     test = [row(50, "Japan"), row(51, "Norway"), row(52, "Mali")]
