@@ -84,7 +84,10 @@ class Gsm(Rows):
 
     def evaluated(self, given: Json) -> tuple[Task, str]:
         """As `Rows.evaluated`, the training rows as they stand in their file, too."""
-        return super().evaluated({"resample": 0.0} | given)
+        task, split = super().evaluated({"resample": 0.0} | given)
+        if task.resample and split != "train":
+            raise ValueError(f"--resample: numbers of {split} are never drawn anew; leave it out.")
+        return task, split
 
     def overlap_key(self, split: str, index: int) -> str:
         row = self.loaded(split).examples[index]

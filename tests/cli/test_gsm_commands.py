@@ -81,6 +81,13 @@ def test_the_question_can_be_read_first(run, inside):
     assert 0 <= probe["accuracy"] <= 1
 
 
+def test_numbers_are_drawn_anew_of_training_rows_alone(inside):
+    again = ["eval", "--run", "thinking", "--resample", "0.5", "--device", "cpu"]
+    status, _, err = call(*again)
+    assert status == 2 and "--resample: numbers of test are never drawn anew; leave it out" in err
+    assert call(*again, "--train", "train.txt")[0] == 0
+
+
 def test_the_probe_is_for_tasks_with_questions(inside):
     status, _, err = call("eval", "parity", "--question-first", "--device", "cpu")
     assert status == 2 and "--question-first: parity has no questions" in err
