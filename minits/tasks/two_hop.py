@@ -141,7 +141,7 @@ class TwoHop(Rows):
             asked = [row for split in splits for row in self.loaded(split).examples]
             names = {normalised(n) for row in asked for n in (row.subject, *row.hops[0].names)}
             texts = [normalised(row.prompt) for row in rows]
-            rows = [row for row, text in zip(rows, texts) if not any(map(text.count, names))]
+            rows = [row for row, text in zip(rows, texts) if not any(n in text for n in names)]
             about = about | {"used": len(rows)}
         return SplitRows(list(map(self.as_fact, rows)), about)
 
