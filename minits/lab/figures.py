@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from minits.lab.bench_answers import WAYS
 from minits.lab.columns import way_of_reading
 from minits.lab.paper import STATE_TRACKING
 from minits.lab.presets import CHUNKS, LAYERS, WIDTHS
@@ -153,26 +155,28 @@ def intervals(panel: Any, places: Sequence[float], cells: Sequence[Cell], **how:
 
 
 def rounds(book: Book, path: Path) -> bool:
-    """Rounds of reading a prompt, by way of reading: a group of bars for each measurement."""
-    measured = book.measured("draft")
-    if not measured:
+    """Rounds of reading a prompt, a bar for each way of reading: means over measurements of a task.
+
+    Those of `trivial` are the non-trivial thoughts and one.
+    """
+    found: dict[str, dict[str, list[float]]] = {}  # of each task's prompts, by way of reading
+    for record, lines in book.measured("draft"):
+        settings = record.get("settings", {"task": "parity"})  # the oldest records have none
+        prompts = " ".join(filter(None, (settings["task"], settings.get("knowledge"))))
+        for line in lines:
+            of_way = found.setdefault(prompts, {}).setdefault(way_of_reading(line), [])
+            of_way.append(line["rounds"])
+    if not found:
         return False
-    ways = list(dict.fromkeys(way_of_reading(line) for _, lines in measured for line in lines))
-    width = 0.8 / len(measured)
-    with drawing(path, size=(9, 4.5)) as panel:
-        for number, (record, lines) in enumerate(measured):
-            colour = f"C{number}"
-            run = lines[0].get("run") or f"{lines[0]['prompts']} prompts"
-            name = f"{run} ({record['machine']}, {record['revision']})"
-            places = [ways.index(way_of_reading(line)) + number * width for line in lines]
-            panel.bar(places, [line["rounds"] for line in lines], width, label=name, color=colour)
-            if least := lines[0].get("entered_and_one"):
-                panel.axhline(least, color=colour, linestyle="--")
-        middle = (len(measured) - 1) * width / 2
-        places = [place + middle for place in range(len(ways))]
-        panel.set_xticks(places, ways, rotation=30, ha="right")
-        panel.set_ylabel("rounds a prompt (dashed: non-trivial thoughts + 1)")
-        panel.figure.legend(fontsize="small", loc="outside upper center")
+    width = 1 / (len(WAYS) + 1)  # a gap of one bar
+    with drawing(path) as panel:
+        for number, way in enumerate(map(way_of_reading, WAYS)):
+            places = np.arange(len(found)) + number * width
+            means = [fmean(ways.get(way, [0])) for ways in found.values()]
+            panel.bar(places, means, width, label=way)
+        panel.set_xticks(np.arange(len(found)) + (len(WAYS) - 1) * width / 2, list(found))
+        panel.set_ylabel("rounds a prompt")
+        panel.legend(fontsize="small")
     return True
 
 
@@ -213,7 +217,7 @@ def cost(lines: Sequence[Record], path: Path) -> None:
             panel.plot(*zip(*points), style, marker=".", color=colour, label=f"{side}, {way}")
         panel.set(yscale="log", xlabel="recurrent steps", ylabel="forward and backward pass, ms")
         panel.set_title("128 tokens, one row")
-        panel.legend(fontsize="small")
+        panel.figure.legend(fontsize="small", loc="outside right upper")
 
 
 def training_cost(book: Book, path: Path) -> bool:
