@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -14,15 +13,14 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from strategies import Shape, fresh, write_checkpoint
 from test_weights import ABOUT, SHAPE, logits, rewrite, rewrite_json, same_tensors, trained_folder
 
-from minits import generate_ids, load, save
+from minits import load, save
 from minits.checkpoint import weights
 from minits.checkpoint.files import printable
 from minits.checkpoint.tiny import ASSETS
-from minits.checkpoint.tokenizer import Tokenizer
 
 INDEX = "model.safetensors.index.json"
 NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
@@ -124,7 +122,10 @@ FAULTS = {
         for key, value in [("eos_token_id", "256"), ("eos_token_id", 1.0), ("pad_token_id", 10**9)]
     },
     **{
-        f"thinking {key} {value!r}": (thinking(**{key: value}), f"thinking.json.*: .*{key.replace('_', '.')}")
+        f"thinking {key} {value!r}": (
+            thinking(**{key: value}),
+            f"thinking.json.*: .*{key.replace('_', '.')}",
+        )
         for key, value in [
             ("chunk_size", -8),
             ("chunk_size", 4.0),

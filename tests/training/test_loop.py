@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import json
-import os
 import signal
 from contextlib import nullcontext
 from pathlib import Path
