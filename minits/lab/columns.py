@@ -98,8 +98,8 @@ def interval(found: Interval | None, sign: str = "") -> str:
 
 
 def way_of_reading(line: Record) -> str:
-    """How a thinking model read prompts in a measurement; other methods have but one way."""
-    if line.get("prefill") != "speculative":
-        return line.get("prefill", NONE)
+    """How a thinking model read prompts in a measurement."""
+    if line["prefill"] != "speculative":
+        return line["prefill"]
     ahead = line.get("lookahead") or line.get("window")  # its name in older records
     return line["draft"] + (f", lookahead {ahead}" if ahead else "")

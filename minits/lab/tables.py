@@ -3,6 +3,7 @@ from collections.abc import Iterator, Sequence
 from statistics import fmean
 
 from minits.lab import bench_cost, paper
+from minits.lab.bench_answers import WAYS
 from minits.lab.columns import (
     MADE,
     NONE,
@@ -329,31 +330,31 @@ def less_as_it_is(record: Record, book: Book) -> Interval | None:
 
 
 def answers(book: Book) -> str:
-    """Milliseconds an answer, one at a time: a line for each way of each measurement."""
-    heads = (
-        "thinking run, method, way of reading, ms, over the other, rounds, non-trivial + 1, "
-        "passes of chunks, tokens, of thoughts, prompts, path, machine, revision"
-    ).split(", ")
-    lines = [
-        [
+    """Milliseconds an answer, one at a time: a line a measurement, a column a way of reading.
+
+    Rounds and passes are those of `trivial`, the default.
+    """
+    ways = list(map(way_of_reading, WAYS))
+    heads = ["thinking run", "beside", "its ms", *(f"{way}, ms" for way in ways)]
+    heads += ["`trivial` over it", "rounds", "non-trivial + 1", "passes of chunks", "its tokens"]
+    heads += ["tokens", "of thoughts", "prompts", "path", "machine", "revision"]
+    lines = []
+    for record, found in book.measured("speed_up"):
+        (other,) = [line for line in found if not METHODS[line["method"]].thinks]
+        own = {way_of_reading(line): line for line in found if line is not other}
+        usual = own["trivial"]
+        counts = [usual[key] for key in ("rounds", "entered_and_one", "chunk_passes")]
+        counts += [other["tokens"], usual["tokens"], usual["thought_tokens"]]
+        lines.append([
             record["run"],
-            METHODS[line["method"]].title,
-            way_of_reading(line),
-            f"{line['ms']:.1f}",
-            times_over(line["speed_up"]),
-            f"{line['rounds']:.1f}",
-            f"{line['entered_and_one']:.1f}",
-            f"{line['chunk_passes']:.1f}",
-            f"{line['tokens']:.1f}",
-            f"{line['thought_tokens']:.1f}",
-            str(line["prompts"]),
-            record["path"],
-            record["machine"],
-            record["revision"],
-        ]
-        for record, found in book.measured("speed_up")
-        for line in found
-    ]
+            METHODS[other["method"]].title,
+            f"{other['ms']:.1f}",
+            *(f"{own[way]['ms']:.1f}" if way in own else NONE for way in ways),
+            times_over(usual["speed_up"]),
+            *(f"{count:.1f}" for count in counts),
+            str(usual["prompts"]),
+            *(record[key] for key in ("path", "machine", "revision")),
+        ])
     return markdown(heads, lines or [not_run(len(heads))])
 
 
