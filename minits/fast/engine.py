@@ -111,7 +111,7 @@ class FastEngine:
 
         L is padded to the next bucket; the padding goes to the trash slot.
         """
-        (B, L, E), (positions, cache) = x.shape, frame
+        (_, L, E), (positions, cache) = x.shape, frame
         pieces = in_pieces(x, positions, WIDEST)
         if len(pieces) > 1:
             runs = [self.run_layers(name, layers, x, Pass(at, cache), finish) for x, at in pieces]
