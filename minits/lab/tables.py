@@ -5,6 +5,7 @@ from statistics import fmean
 from minits.lab import bench_cost, paper
 from minits.lab.bench_answers import WAYS
 from minits.lab.columns import (
+    HEADS,
     MADE,
     NONE,
     NOT_RUN,
@@ -23,19 +24,20 @@ from minits.lab.columns import (
     way_of_reading,
 )
 from minits.lab.paired import difference
-from minits.lab.presets import LINES, PRESETS, TABLES, WIDTHS, Preset
+from minits.lab.presets import LINES, PRESETS, WIDTHS, Preset
 from minits.lab.records import Book, Cell, Interval, Record, alike, preset_of, weights_of
+from minits.lab.table1 import overview, state_tracking
 from minits.methods import METHODS
 
 
 def tables(book: Book) -> dict[str, str]:
     """All tables by name, in Markdown; what was not run says so.
 
-    summary, runs: Table 1. methods, gsm, two-hop: Table 2. coconut: Table 3. layers, chunks,
-    probes: the ablations. answers: speed. cost: the figure of training cost.
+    summary: Tables 1 and 2 in short. runs: Table 1. methods, gsm, two-hop: Table 2. coconut: Table
+    3. layers, chunks, probes: the ablations. answers: speed. cost: the figure of training cost.
     """
     return {
-        "summary": overview(book.runs),
+        "summary": f"{overview(book.runs)}\n\n{benchmarks(book)}",
         "runs": state_tracking(book.runs),
         "methods": methods(book),
         "gsm": runs_of("gsm", book, GSM),
@@ -49,74 +51,36 @@ def tables(book: Book) -> dict[str, str]:
     }
 
 
-HEADS: Columns = {"run": title, "paper": in_paper}
-
-# -- Table 1 ---------------------------------------------------------------------------------------
-
-
-def state_tracking(records: Sequence[Record]) -> str:
-    """A line for each run of a preset of Table 1, and for each that was never run."""
-    figures: Columns = {
-        "longer [N, 100], %": distinct(lambda run: share(run["ood"])),
-        "in distribution, %": distinct(lambda run: share(run["id"])),
-        "thoughts right (longer), %": mean_of("ood", "thought_accuracy"),
-        "n": distinct(lambda run: str(run["ood"]["n"])),
-    }
-    parts = []
-    for heading in TABLES:
-        cells = [each for cell in cells_under(heading, records) for each in apart(cell)]
-        parts += [f"**{heading}**", table_of(cells, HEADS, figures | MADE)]
-    return "\n\n".join(parts)
-
-
-def cells_under(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
-    """The cells of one of the TABLES.
-
-    A preset that was removed is made from its runs, which may carry its title.
-    """
-    named = [run for run in records if run.get("preset")]
-    presets = PRESETS | {
-        run["preset"]: Preset(run.get("title", ""), run["settings"])
-        for run in named
-        if run["preset"] not in PRESETS
-    }
-    for name, preset in presets.items():
-        if name.startswith(TABLES[heading]):
-            yield Cell(name, preset, [run for run in named if run["preset"] == name])
-
-
-def overview(records: Sequence[Record]) -> str:
-    """Real weights, percent right on longer inputs: a line a task and method, a column an N."""
-    found: dict[str, dict[int, str]] = {}
-    models: set[str] = set()
-    for cell in (cell for heading in TABLES for cell in cells_under(heading, records)):
-        if cell.name.startswith("tiny/"):
-            continue
-        settings, method = cell.preset.settings, cell.preset.title.split(", N =")[0]
-        line = found.setdefault(f"{settings['task'].capitalize()}: {method}", {})
-        line[settings["max_ops"]] = seeds(cell)
-        models |= {run["settings"]["model"] for run in cell.runs}
-    columns = sorted({N for line in found.values() for N in line})
-    heads = [", ".join(sorted(models)), *(f"N = {N}" for N in columns)]
-    lines = [[name, *(line.get(N, NONE) for N in columns)] for name, line in found.items()]
-    words = "**Longer [N, 100], %: every run of a preset (paper); † below 99 % in distribution**"
-    return f"{words}\n\n{markdown(heads, lines)}"
-
-
-def seeds(cell: Cell) -> str:
-    """The runs of a cell in a few characters, and the paper's figure."""
-    accuracies = [
-        f"{100 * run['ood']['accuracy']:.1f}" + ("" if run["id"]["accuracy"] >= 0.99 else "†")
-        for run in cell.runs
-    ]
-    beside = "" if cell.preset.paper is None else f" ({in_paper(cell)})"
-    return (", ".join(accuracies) or NOT_RUN) + beside
-
-
 # -- Table 2 ---------------------------------------------------------------------------------------
 
 PLAIN = ("cot-plain", "no-cot-plain", "thinking-plain")  # two-hop: facts that nobody says
 BENCHMARKS = {"GSM": "gsm/", "2-hop FK": "two-hop/full-", "2-hop PK": "two-hop/parametric-"}
+
+
+def benchmarks(book: Book) -> str:
+    """Means over seeds in short: a line a benchmark, a column for each method that was run."""
+    columns = {}
+    for method, line in LINES.items():
+        sizes = [f"{size.lower()}-{method}" for size in WIDTHS]
+        found = [book.cells(beginning, *sizes) for beginning in BENCHMARKS.values()]
+        if any(cell.runs for cells in found for cell in cells):
+            columns[line.title] = list(map(in_short, found))
+    words = f"right, %, at times CoT's speed: {', '.join(WIDTHS)} (paper, 1.5B)"
+    return markdown([words, *columns], list(zip(BENCHMARKS, *columns.values())))
+
+
+def in_short(cells: Sequence[Cell]) -> str:
+    """Accuracy and speed-up of a method at each size, and the paper's."""
+
+    def at(accuracy: str, speed: float | None) -> str:
+        return accuracy if speed in (None, 1) else f"{accuracy} at {times_over(speed)}"
+
+    ours = [
+        at(f"{100 * cell.accuracy()[0]:.1f}", cell.speed_up()) if cell.runs else NONE
+        for cell in cells
+    ]
+    paper = at(in_paper(cells[0]), cells[0].preset.paper_speed)
+    return f"{', '.join(ours)} ({paper})"
 
 
 def methods(book: Book) -> str:

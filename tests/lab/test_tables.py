@@ -119,6 +119,19 @@ def test_of_the_rows_right_those_that_cot_has_wrong_are_counted():
     assert told in tables(Book([run, cot]))["methods"]
 
 
+def test_the_summary_has_both_sizes_beside_the_papers_figures():
+    runs = [trained("gsm/0.5b-cot", 0.6), trained("gsm/0.5b-thinking", 0.4)]
+    runs += [trained("gsm/1.5b-thinking", 0.9), trained("two-hop/full-0.5b-pause", 0.5)]
+    benches = [answered("gsm/0.5b-thinking", thinking=20.0, cot=40.0)]
+    summary = tables(Book(runs, benches))["summary"].split("\n\n")[-1]
+    cot, small, large, pause = (f"{100 * run['test']['accuracy']:.1f}" for run in runs)
+    gsm, full = line(summary, "GSM"), line(summary, "2-hop FK")
+    assert gsm["CoT"] == f"{cot}, – (60.50)" and full["CoT"] == "–, – (54.79)"
+    assert gsm["Thinking States"] == f"{small} at 2.00×, {large} (42.22 at 2.66×)"
+    assert full["Pause tokens"] == f"{pause} (–)"
+    assert "No-CoT" not in gsm and "Coconut" not in summary
+
+
 def test_other_rows_are_not_compared():
     run, other = trained("gsm/0.5b-thinking", 0.5), trained("gsm/0.5b-cot", 0.5)
     other["test"]["right"] = other["test"]["right"][1:]

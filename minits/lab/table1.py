@@ -1,0 +1,78 @@
+"""Table 1: state tracking, every run of a preset."""
+from collections.abc import Iterator, Sequence
+
+from minits.lab.columns import (
+    HEADS,
+    MADE,
+    NONE,
+    NOT_RUN,
+    Columns,
+    apart,
+    distinct,
+    in_paper,
+    markdown,
+    mean_of,
+    share,
+    table_of,
+)
+from minits.lab.presets import PRESETS, TABLES, Preset
+from minits.lab.records import Cell, Record
+
+
+def state_tracking(records: Sequence[Record]) -> str:
+    """A line for each run of a preset of Table 1, and for each that was never run."""
+    figures: Columns = {
+        "longer [N, 100], %": distinct(lambda run: share(run["ood"])),
+        "in distribution, %": distinct(lambda run: share(run["id"])),
+        "thoughts right (longer), %": mean_of("ood", "thought_accuracy"),
+        "n": distinct(lambda run: str(run["ood"]["n"])),
+    }
+    parts = []
+    for heading in TABLES:
+        cells = [each for cell in cells_under(heading, records) for each in apart(cell)]
+        parts += [f"**{heading}**", table_of(cells, HEADS, figures | MADE)]
+    return "\n\n".join(parts)
+
+
+def cells_under(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
+    """The cells of one of the TABLES.
+
+    A preset that was removed is made from its runs, which may carry its title.
+    """
+    named = [run for run in records if run.get("preset")]
+    presets = PRESETS | {
+        run["preset"]: Preset(run.get("title", ""), run["settings"])
+        for run in named
+        if run["preset"] not in PRESETS
+    }
+    for name, preset in presets.items():
+        if name.startswith(TABLES[heading]):
+            yield Cell(name, preset, [run for run in named if run["preset"] == name])
+
+
+def overview(records: Sequence[Record]) -> str:
+    """Real weights, percent right on longer inputs: a line a task and method, a column an N."""
+    found: dict[str, dict[int, str]] = {}
+    models: set[str] = set()
+    for cell in (cell for heading in TABLES for cell in cells_under(heading, records)):
+        if cell.name.startswith("tiny/"):
+            continue
+        settings, method = cell.preset.settings, cell.preset.title.split(", N =")[0]
+        line = found.setdefault(f"{settings['task'].capitalize()}: {method}", {})
+        line[settings["max_ops"]] = seeds(cell)
+        models |= {run["settings"]["model"] for run in cell.runs}
+    columns = sorted({N for line in found.values() for N in line})
+    words = "longer [N, 100], % (paper); † below 99 % in distribution"
+    heads = [", ".join([words, *sorted(models)]), *(f"N = {N}" for N in columns)]
+    lines = [[name, *(line.get(N, NONE) for N in columns)] for name, line in found.items()]
+    return markdown(heads, lines)
+
+
+def seeds(cell: Cell) -> str:
+    """The runs of a cell in a few characters, and the paper's figure."""
+    accuracies = [
+        f"{100 * run['ood']['accuracy']:.1f}" + ("" if run["id"]["accuracy"] >= 0.99 else "†")
+        for run in cell.runs
+    ]
+    beside = "" if cell.preset.paper is None else f" ({in_paper(cell)})"
+    return (", ".join(accuracies) or NOT_RUN) + beside
