@@ -39,8 +39,6 @@ class BenchFlags(Output, Machine, Weights):
 
 
 add_arguments = partial(add_flags, config=BenchFlags)
-
-
 OF_RUN = ("drafts", "answers")  # what is measured on a trained run
 # The parts in which a flag does something, of those that do nothing in others.
 USED_IN = {
@@ -123,8 +121,10 @@ def run(given: Given) -> tuple[Record, int]:
     else:
         lines = bench(engine, part, flags.repeats)
     found, status = measured(lines, how, device)
-    if part == "cost":
-        show_cost(found["lines"], flags.figure)
+    if part == "cost" and (table := bench_cost.table(found["lines"])):
+        print(table)
+        if flags.figure:
+            figures.cost(found["lines"], Path(flags.figure))
     return found, status
 
 
@@ -132,15 +132,6 @@ def questions(opened: Opened, n: int) -> Pairs:
     """At most n rows of the task's last split, as the method of the weights encodes them."""
     task, config = opened.task, opened.engine.config
     return draw_rows(task, opened.method, task.splits[-1], opened.tokenizer, config, seed=7, n=n)
-
-
-def show_cost(lines: list[Line], figure: str | None) -> None:
-    """Prints the table of what was measured, and draws it where there is anything to draw."""
-    table = bench_cost.table(lines)
-    if table:
-        print(table)
-    if figure and table:
-        figures.cost(lines, Path(figure))
 
 
 def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
@@ -170,9 +161,7 @@ def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
     return bench_answers(*sides, flags.repeats)
 
 
-def measured(
-    lines: Iterable[Line], how: Record, device: str
-) -> tuple[Record, int]:
+def measured(lines: Iterable[Line], how: Record, device: str) -> tuple[Record, int]:
     """Prints measurements as they come, and returns their record and the exit status.
 
     how: what they were made with. Ctrl-C ends the measuring: the record is that of what was whole
