@@ -28,14 +28,14 @@ def state_tracking(records: Sequence[Record]) -> str:
         "n": distinct(lambda run: str(run["ood"]["n"])),
     }
     parts = []
-    for heading in TABLES:
-        cells = [each for cell in cells_under(heading, records) for each in apart(cell)]
+    for heading, beginnings in TABLES.items():
+        cells = [each for cell in cells_of(beginnings, records) for each in apart(cell)]
         parts += [f"**{heading}**", table_of(cells, HEADS, figures | MADE)]
     return "\n\n".join(parts)
 
 
-def cells_under(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
-    """The cells of one of the TABLES.
+def cells_of(beginnings: tuple[str, ...], records: Sequence[Record]) -> Iterator[Cell]:
+    """The cells of presets whose names begin so.
 
     A preset that was removed is made from its runs, which may carry its title.
     """
@@ -46,7 +46,7 @@ def cells_under(heading: str, records: Sequence[Record]) -> Iterator[Cell]:
         if run["preset"] not in PRESETS
     }
     for name, preset in presets.items():
-        if name.startswith(TABLES[heading]):
+        if name.startswith(beginnings):
             yield Cell(name, preset, [run for run in named if run["preset"] == name])
 
 
@@ -54,9 +54,7 @@ def overview(records: Sequence[Record]) -> str:
     """Real weights, percent right on longer inputs: a line a task and method, a column an N."""
     found: dict[str, dict[int, str]] = {}
     models: set[str] = set()
-    for cell in (cell for heading in TABLES for cell in cells_under(heading, records)):
-        if cell.name.startswith("tiny/"):
-            continue
+    for cell in cells_of(("table1/", "beyond/"), records):
         settings, method = cell.preset.settings, cell.preset.title.split(", N =")[0]
         line = found.setdefault(f"{settings['task'].capitalize()}: {method}", {})
         line[settings["max_ops"]] = seeds(cell)

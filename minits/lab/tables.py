@@ -293,31 +293,38 @@ def less_as_it_is(record: Record, book: Book) -> Interval | None:
     return difference([record["right"]], plain, record.get("clusters"))
 
 
+COUNTS = {  # means over prompts
+    "rounds": "rounds",
+    "non-trivial + 1": "entered_and_one",
+    "passes of chunks": "chunk_passes",
+    "its tokens": "its_tokens",
+    "tokens": "tokens",
+    "of thoughts": "thought_tokens",
+}
+
+
 def answers(book: Book) -> str:
     """Milliseconds an answer, one at a time: a line a measurement, a column a way of reading.
 
     Rounds and passes are those of `trivial`, the default.
     """
-    ways = list(map(way_of_reading, WAYS))
+    ways, ends = list(map(way_of_reading, WAYS)), ("path", "machine", "revision")
     heads = ["thinking run", "beside", "its ms", *(f"{way}, ms" for way in ways)]
-    heads += ["`trivial` over it", "rounds", "non-trivial + 1", "passes of chunks", "its tokens"]
-    heads += ["tokens", "of thoughts", "prompts", "path", "machine", "revision"]
+    heads += ["`trivial` over it", *COUNTS, "prompts", *ends]
     lines = []
     for record, found in book.measured("speed_up"):
         (other,) = [line for line in found if not METHODS[line["method"]].thinks]
         own = {way_of_reading(line): line for line in found if line is not other}
-        usual = own["trivial"]
-        counts = [usual[key] for key in ("rounds", "entered_and_one", "chunk_passes")]
-        counts += [other["tokens"], usual["tokens"], usual["thought_tokens"]]
+        usual = own["trivial"] | {"its_tokens": other["tokens"]}
         lines.append([
             record["run"],
             METHODS[other["method"]].title,
             f"{other['ms']:.1f}",
             *(f"{own[way]['ms']:.1f}" if way in own else NONE for way in ways),
             times_over(usual["speed_up"]),
-            *(f"{count:.1f}" for count in counts),
+            *(f"{usual[key]:.1f}" for key in COUNTS.values()),
             str(usual["prompts"]),
-            *(record[key] for key in ("path", "machine", "revision")),
+            *(record[key] for key in ends),
         ])
     return markdown(heads, lines or [not_run(len(heads))])
 
