@@ -56,8 +56,7 @@ USED_IN = {
 def check_flags(flags: BenchFlags) -> None:
     """Raises ValueError or FileNotFoundError where flags do not go with the part."""
     part = flags.part
-    needed = ("run",) if part in OF_RUN else ("model",)
-    needed += ("against",) if part == "answers" else ()
+    needed = [name for name in ("run", "model", "against") if part in USED_IN[name]]
     if not all(getattr(flags, name) for name in needed):
         words = " ".join(f"{flag(name)} FOLDER" for name in needed)
         raise ValueError(f"bench {part} needs {words}: the weights to measure.")
