@@ -152,11 +152,11 @@ def bench_decode(
 
 
 def bench_prefill(
-    engine: Engine, limits: Line, chunks: int, where: list[int], repeats: int
+    engine: Engine, limits: Line, chunks: int, counts: Sequence[int], repeats: int
 ) -> Iterator[Line]:
     """Prefill of `chunks` (K) whole chunks: plain, then sequential against `trivial`.
 
-    where: R, how many thoughts are laid down, of 1 and of 8 tokens.
+    counts: of thoughts that are laid down (R), of 1 and of 8 tokens.
 
     passes_ratio: K passes over R + 1. That is what to expect if a pass costs the same at any width.
     It does not, a wide one costs more; but the lower and upper layers run once instead of K times,
@@ -173,7 +173,7 @@ def bench_prefill(
         **plain,
         "share": operations / limits["matmul_TFLOP_per_s"] / plain["ms"],
     }
-    for count in where:
+    for count in counts:
         laid_down = spread(count, chunks - 1)  # in chunks that another one follows
         for length in (1, 8) if count else (1,):
             hook = LaidDown(engine, laid_down, length)
@@ -230,13 +230,13 @@ def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iter
         }
 
 
-def bench(engine: Engine, parts: str, repeats: int) -> Iterator[Line]:
-    """The measurements of `parts`: "prefill", "decode" or "all", one dict a line."""
+def bench(engine: Engine, part: str, repeats: int) -> Iterator[Line]:
+    """The measurements of `part`: "prefill", "decode" or "all", one dict a line."""
     limits = machine_limits(engine.device, engine.backbone.lm_head.weight.dtype)
     yield limits | {"weights_GB": weights_bytes(engine) / 1e9}
     cuda = engine.device.type == "cuda"
-    if parts in ("decode", "all"):
+    if part in ("decode", "all"):
         yield from bench_decode(engine, limits, (1, 64) if cuda else (1,), repeats)
-    if parts in ("prefill", "all"):
+    if part in ("prefill", "all"):
         for chunks in (8, 16, 32, 64, 128) if cuda else (16,):
             yield from bench_prefill(engine, limits, chunks, [0, 2, 5, chunks - 1], repeats)

@@ -64,7 +64,7 @@ def test_t_takes_as_many_steps_as_a_thought_of_that_length():
 
 def test_every_prefill_line_has_both_times_and_their_ratio():
     model = fresh(SHAPE, torch.float32)
-    lines = bench_prefill(model, LIMITS, chunks=6, where=[0, 2, 5], repeats=1)
+    lines = bench_prefill(model, LIMITS, chunks=6, counts=[0, 2, 5], repeats=1)
     compared = [line for line in lines if "ratio" in line]
     kinds = [(line["R"], line["thought_tokens"]) for line in compared]
     assert kinds == [(0, 1), (2, 1), (2, 8), (5, 1), (5, 8)]
