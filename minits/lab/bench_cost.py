@@ -126,11 +126,11 @@ def losses_of(name: str, model: ThinkingStates, row: Row, losses: Any = None) ->
 def refed_losses(model: ThinkingStates, batch: LatentBatch) -> Losses:
     """As `Coconut.losses`, for one row without padding: all before a latent is read for each."""
     backbone, R = model.backbone, batch.rest.shape[1]
-    net, config = backbone.model, backbone.config
+    net = backbone.model
 
     def read(x: Tensor) -> Tensor:
         frame = FoldedFrame(backbone, torch.arange(x.shape[1], device=x.device)[None])
-        return net.norm(backbone.run_layers(x, range(config.num_hidden_layers), frame))
+        return net.norm(backbone.run_layers(x, range(len(net.layers)), frame))
 
     x, rest = net.embed_tokens(batch.ids), net.embed_tokens(batch.rest)  # [1, P or R, E]
     for _ in range(batch.latents.shape[1]):
@@ -155,21 +155,20 @@ def passes(
     if pool:
         calls = [capture(call, pool).replay for call in calls]
     times = time_interleaved(calls, repeats)
-    found = []
-    for side, value, forward, both in zip(sides, values, times[::2], times[1::2]):
-        backward = [whole - part for whole, part in zip(both, forward)]
-        found.append({
+    lines = [
+        {
             "what": "forward and backward",
             "side": side.name,
             "steps": side.steps,
             "path": "graphs" if pool else "eager",
             "loss": float(value),
             "forward": summary(forward),
-            "backward": summary(backward),
+            "backward": summary([whole - part for whole, part in zip(both, forward)]),
             "both": summary(both),
-        })
-        yield found[-1]
-    yield findings(found)
+        }
+        for side, value, forward, both in zip(sides, values, times[::2], times[1::2])
+    ]
+    yield from [*lines, findings(lines)]
 
 
 def functions_of(
@@ -299,6 +298,11 @@ def answers(engine: Engine, rows: int, repeats: int) -> Iterator[Line]:
     times = time_interleaved([partial(in_batches, size) for size in sizes], repeats)
     for size, mine in zip(sizes, times):
         taken = summary(mine)
-        rate = {"rows_per_s": rows / taken["ms"] * 1e3}
-        yield {"what": "answers, coconut", "batch": size, "rows": rows} | rate | taken
+        yield {
+            "what": "answers, coconut",
+            "batch": size,
+            "rows": rows,
+            "rows_per_s": rows / taken["ms"] * 1e3,
+            **taken,
+        }
     yield {"what": f"answers, batch of {rows} over batch of 1"} | ratio(*times)
