@@ -9,13 +9,7 @@ from typing import NamedTuple
 
 from minits.checkpoint.files import write_text
 from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
-from minits.cli.models import (
-    Opened,
-    describe_model,
-    measured_on,
-    open_model,
-    say_limit,
-)
+from minits.cli.models import Opened, describe_model, measured_on, open_model, say_limit
 from minits.cli.page import MOST_ROWS, head, page
 from minits.cli.show import Card
 from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
@@ -72,28 +66,6 @@ class EvalFlags(Output, Machine):
     html: str | None = setting(
         None, "file for a page of thoughts: wrong and right rows in turn, with their golds"
     )
-
-
-def became(lines: Sequence[Record], second: Sequence[Record]) -> Record:
-    """How the rows of a first evaluation fared in a second one."""
-    wrong, right = ([second[i]["correct"] for i in rows] for rows in wrong_and_right(lines))
-    return {
-        "accuracy": fmean(wrong + right),
-        "rows_wrong_before": len(wrong),
-        "of_them_right": fmean(wrong) if wrong else None,
-        "of_the_others_right": fmean(right) if right else None,
-    }
-
-
-def describe_probe(probe: Record) -> str:
-    """The figures of the probe in words."""
-    lines = [f"question first: accuracy {probe['accuracy']:.2%}"]
-    if probe["of_them_right"] is not None:
-        wrong = f"of {probe['rows_wrong_before']} rows that were wrong"
-        lines.append(f"  {wrong} {probe['of_them_right']:.2%} become right")
-    if probe["of_the_others_right"] is not None:
-        lines.append(f"  of the others {probe['of_the_others_right']:.2%} stay right")
-    return "\n".join(lines)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,6 +143,28 @@ def cards_of(passes: Sequence[Pass], opened: Opened, config: GenerationConfig) -
     pairs = zip_longest(*wrong_and_right(passes[0].lines))  # as long as there are both
     shown = [i for pair in pairs for i in pair if i is not None][:MOST_ROWS]
     return [[each.card(i, opened, config) for each in passes] for i in shown]
+
+
+def became(lines: Sequence[Record], second: Sequence[Record]) -> Record:
+    """How the rows of a first evaluation fared in a second one."""
+    wrong, right = ([second[i]["correct"] for i in rows] for rows in wrong_and_right(lines))
+    return {
+        "accuracy": fmean(wrong + right),
+        "rows_wrong_before": len(wrong),
+        "of_them_right": fmean(wrong) if wrong else None,
+        "of_the_others_right": fmean(right) if right else None,
+    }
+
+
+def describe_probe(probe: Record) -> str:
+    """The figures of the probe in words."""
+    lines = [f"question first: accuracy {probe['accuracy']:.2%}"]
+    if probe["of_them_right"] is not None:
+        wrong = f"of {probe['rows_wrong_before']} rows that were wrong"
+        lines.append(f"  {wrong} {probe['of_them_right']:.2%} become right")
+    if probe["of_the_others_right"] is not None:
+        lines.append(f"  of the others {probe['of_the_others_right']:.2%} stay right")
+    return "\n".join(lines)
 
 
 def changed(flags: EvalFlags, task: Task) -> Record:

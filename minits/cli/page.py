@@ -201,7 +201,7 @@ def page(about: Mapping[str, str], rows: Sequence[Sequence[Card]], total: int) -
 
     total: rows that there were; the page says how many of them it leaves out.
     """
-    sections, size = [], len(HEAD + STYLE) + 2_000
+    sections, size = [], len(HEAD + STYLE) + 2_000  # for what stands above the rows
     for cards in rows[:MOST_ROWS]:
         section = tag("section", *map(article, cards))
         size += len(section.encode())
