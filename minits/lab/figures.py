@@ -188,7 +188,7 @@ def speed(book: Book, path: Path) -> bool:
         return False
     with drawing(path) as panel:
         for number, cell in enumerate(cells):
-            marker = MARKERS[list(METHODS).index(cell.label[0])]
+            marker = MARKERS[list(METHODS).index(cell.preset.settings["method"])]
             colour, title = f"C{number}", cell.preset.title
             intervals(panel, [cell.ms()], [cell], fmt=marker, color=colour, label=title)
         panel.set(xlabel="milliseconds an answer, one at a time", ylabel="test rows right, %")

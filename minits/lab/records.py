@@ -73,12 +73,12 @@ def belongs(record: Record, name: str, preset: Preset) -> bool:
     return ours == theirs
 
 
-def label(method: str, options: Json) -> Label:
+def label_of(method: str, options: Json) -> Label:
     """What sets the answers of one method apart from those of another."""
     return method, options.get("latents"), options.get("removal")
 
 
-COT, THINKING = label("cot", {}), label("thinking", {})
+COT, THINKING = label_of("cot", {}), label_of("thinking", {})
 # Of the ways in which a thinking model reads prompts, the default.
 USUAL = {"prefill": "speculative", "draft": "trivial", "lookahead": None}
 
@@ -86,7 +86,7 @@ USUAL = {"prefill": "speculative", "draft": "trivial", "lookahead": None}
 def times(bench: Record) -> dict[Label, float]:
     """Milliseconds an answer on the fast path, by what answers: Thinking States as is usual."""
     return {
-        label(line["method"], line.get("options", {})): line["ms"]
+        label_of(line["method"], line.get("options", {})): line["ms"]
         for line in bench.get("lines", ())
         if line["what"] == "answers, one at a time"
         and bench.get("path") != "plain"
@@ -105,7 +105,7 @@ class Cell:
 
     @property
     def label(self) -> Label:
-        return label(self.preset.settings["method"], self.preset.settings)
+        return label_of(self.preset.settings["method"], self.preset.settings)
 
     def rights(self) -> list[str]:
         """Of each seed, which test rows were right; none where a record does not hold it."""
