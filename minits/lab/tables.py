@@ -1,5 +1,6 @@
 """The tables of results, made of the records of real runs and nothing else."""
 from collections.abc import Iterator, Sequence
+from itertools import product
 from statistics import fmean
 
 from minits.lab import bench_cost, paper
@@ -98,15 +99,10 @@ def methods(book: Book) -> str:
         if known := [name for name in names if name in PRESETS]:
             cells = [part for name in names for part in benchmark(name, book)]
             lines.append([title(book.cell(known[0])), *cells])
-    compared = [
-        line
-        for size in WIDTHS
-        for name, beginning in BENCHMARKS.items()
-        for beside in (LINES, PLAIN)
-        for line in differences(
-            f"- {name}, {size}", book.cells(f"{beginning}{size.lower()}-", *beside)
-        )
-    ]
+    compared: list[str] = []
+    for size, (name, beginning), group in product(WIDTHS, BENCHMARKS.items(), (LINES, PLAIN)):
+        cells = book.cells(f"{beginning}{size.lower()}-", *group)
+        compared += differences(f"- {name}, {size}", cells)
     words = "**Test rows right and times CoT's speed, means over seeds (the paper's, on 1.5B); the "
     words += "presets of the two other tasks are named alike**"
     return "\n\n".join(filter(None, [words, markdown(columns, lines), "\n".join(compared)]))
@@ -140,26 +136,26 @@ def differences(name: str, cells: Sequence[Cell]) -> Iterator[str]:
             continue
         one, two = (each.preset.title.rpartition(",")[0] for each in (other, base))
         yield f"{name}: {one} less {two} {interval(found, '+')} points"
-        if METHODS[other.label[0]].thinks and base is cot:
+        if METHODS[other.preset.settings["method"]].thinks and base is cot:
             alone = f"{other.right_alone(cot):.1%} (the paper, GSM: {paper.RIGHT_ALONE:.0%})"
             yield f"{name}: of the rows that {one} have right {two} has wrong {alone}"
 
 
 def runs_of(task: str, book: Book, figures: Columns) -> str:
     """A line for each training on a task that was evaluated on test, by cells of Table 2."""
-    beginnings = [name for name in BENCHMARKS.values() if name.startswith(task)]
+    beginnings = tuple(name for name in BENCHMARKS.values() if name.startswith(task))
     cells = [cell for name in beginnings for cell in book.cells(name) if cell.runs]
     placed = [run for cell in cells for run in cell.runs]
     for run in book.runs:
         settings, name = run["settings"], preset_of(run)
         of_task = settings.get("task") == task and "test" in run
         # A run of any other preset has a table of its own.
-        elsewhere = name in PRESETS and not name.startswith(tuple(beginnings))
+        elsewhere = name in PRESETS and not name.startswith(beginnings)
         if of_task and not elsewhere and run not in placed:
             own = Preset(f"{METHODS[settings['method']].title}, {weights_of(run)}", settings)
             cells.append(Cell(name or "", own, [run]))
-    lines = [each for cell in cells for each in apart(cell)]
-    return table_of(lines or [Cell("", Preset("all", {}), [])], HEADS, figures | MADE)
+    cells = [each for cell in cells for each in apart(cell)]
+    return table_of(cells or [Cell("", Preset("all", {}), [])], HEADS, figures | MADE)
 
 
 SAYING = "thoughts that say something, right, %"
@@ -249,8 +245,7 @@ CHANGED = {  # what an evaluation of trained weights may change: (key, value) of
     ("ask", "first"): "the first hop alone is asked for",
     ("ask", "second"): "the second hop alone is asked for",
 }
-FIRST = "question first where it was wrong (the paper: {:.2f} to {:.2f})"
-FIRST = FIRST.format(*paper.QUESTION_FIRST)
+FIRST = "question first where it was wrong (the paper: %.2f to %.2f)" % paper.QUESTION_FIRST
 
 
 def probes(book: Book) -> str:
@@ -331,17 +326,16 @@ def answers(book: Book) -> str:
 
 def cost(book: Book) -> str:
     """Milliseconds of forward and backward pass by recurrent steps, and what they show."""
-    parts = [f"The paper: {paper.COST}."]
-    measured = book.measured("both")
-    for record, lines in measured:
-        parts += [f"{record['machine']}, {record['revision']}, ms: both passes (each)"]
-        parts += [bench_cost.table(lines)]
-        found = [line for line in record["lines"] if line["what"] == "findings"]
-        parts += ["\n".join(map(shown, found))] if found else []
-    return "\n\n".join(parts if measured else [*parts, f"Ours: {NOT_RUN}."])
+    parts = []
+    for record, lines in book.measured("both"):
+        found = [in_words(line) for line in record["lines"] if line["what"] == "findings"]
+        words = f"{record['machine']}, {record['revision']}, ms: both passes (each)"
+        parts += [words, bench_cost.table(lines), "\n".join(found)]
+    parts = parts or [f"Ours: {NOT_RUN}."]
+    return "\n\n".join([f"The paper: {paper.COST}.", *filter(None, parts)])
 
 
-def shown(findings: Record) -> str:
+def in_words(findings: Record) -> str:
     """What a measurement of training cost shows, on one path."""
     latents, thinking = findings[bench_cost.COCONUT], findings[bench_cost.THINKING]
     (over,) = [value for key, value in findings.items() if key.endswith(" steps over")]
