@@ -42,7 +42,6 @@ IDLE += tuple(product("split index samples seed ops teacher_url".split(), ["ask_
 UNTHINKING = [name for name, method in METHODS.items() if not method.thinks]
 IDLE += tuple(product(("thought_weight", *CHOICES[1:]), ["method"], UNTHINKING))
 
-
 Given = dict[str, Any]  # the flags that were given, by the names of their settings
 
 
@@ -73,7 +72,7 @@ def check_new_file(out: str | None, grows: bool = False, name: str = "--out") ->
 class Output:
     """How a command gives its result."""
 
-    json: bool = setting(False, "make the last line of stdout one JSON object", free=True)
+    json: bool = setting(False, "make the last line of stdout one JSON object")
 
 
 @dataclass(frozen=True)

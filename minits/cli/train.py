@@ -34,9 +34,7 @@ EPILOG = "recipes (task, method, model: settings):\n" + "\n".join(
 class TrainFlags(Output):
     """What `run.py train` takes beside the settings that make the run what it is."""
 
-    out: str | None = setting(
-        None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME", free=True
-    )
+    out: str | None = setting(None, "folder of the run; default: runs/TASK-METHOD-sSEED-TIME")
     resume: bool = setting(
         False,
         "go on from the last checkpoint in --out (default: of the newest run), exactly as without "
@@ -128,9 +126,9 @@ def chosen(given: Given) -> Plan:
 
 def new_run_folder(out: str | None, settings: TrainSettings) -> Path:
     """The folder of a new run, which must not hold anything yet."""
-    now = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{settings.task}-{settings.method}-s{settings.seed}-{now}"
     if not out:
+        now = time.strftime("%Y%m%d-%H%M%S")
+        name = f"{settings.task}-{settings.method}-s{settings.seed}-{now}"
         return run_folder.unused(RUNS / name)
     folder = Path(out)
     taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
@@ -143,12 +141,7 @@ def new_run_folder(out: str | None, settings: TrainSettings) -> Path:
 
 
 # Settings that may be chosen beside a preset, for they leave it the same run.
-FREE = {
-    each.name
-    for kind in (TrainSettings, TrainFlags)
-    for each in fields(kind)
-    if each.metadata.get("free")
-}
+FREE = {each.name for each in fields(TrainSettings) if each.metadata.get("free")}
 
 
 def with_preset(given: Given) -> Given:
