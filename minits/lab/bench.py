@@ -91,7 +91,7 @@ class LaidDown(Intervention):
     def __init__(self, engine: Engine, where: Container[int], length: int) -> None:
         end = engine.config.thought_end
         self.where, self.trivial = where, [end]
-        self.full = [(end + 1) % 1000] * length + [end]
+        self.full = [(end + 1) % 1000] * length + [end]  # any token but EOS
 
     def thought(self, row: int, chunk: int) -> list[int]:
         """As laid down."""
@@ -145,7 +145,7 @@ def bench_decode(
     for batch in batches:
         yield line("decode, plain", batch, GenerationConfig(think=False, eos_ids=[]))
     for length in (1, 8):
-        hook = LaidDown(engine, range(128 // c, 128), length)
+        hook = LaidDown(engine, range(128 // c, 128), length)  # the chunks after the prompt
         config = GenerationConfig(eos_ids=[], max_thought_tokens=32, hook=hook)
         found = line("decode, thinking after every chunk", 1, config)
         yield {"thought_tokens": length} | found

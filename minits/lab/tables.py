@@ -205,7 +205,7 @@ TWO_HOP = ROWS | {
 TESTED: Columns = {
     "test, %": lambda cell: interval(cell.accuracy()),
     "speed-up over CoT": lambda cell: times_over(cell.speed_up()),
-    "n": distinct(lambda run: str(run["test"]["n"])),
+    "n": ROWS["n"],
 }
 
 
