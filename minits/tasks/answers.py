@@ -63,13 +63,11 @@ def extract_answer(text: str, opening: str, gold: str = "") -> str:
     """
     text, opening, gold = (unicodedata.normalize("NFC", each) for each in (text, opening, gold))
     opening = opening.strip()
-    start = len(text)
-    if opening:
-        for _ in range(max(gold.count(opening), 1)):
-            start = text.rfind(opening, 0, max(start, 0))
-    found = text[start:] if opening and start >= 0 else text
-    lines = re.split(r"\r\n|\r|\n", found.strip())
-    return "\n".join(lines[: len(re.split(r"\r\n|\r|\n", gold.strip()))]).strip()
+    openings = max(gold.count(opening), 1)
+    before, *rest = text.rsplit(opening, openings) if opening else [text]
+    found = text[len(before) :] if len(rest) == openings else text
+    lines, due = (re.split(r"\r\n|\r|\n", each.strip()) for each in (found, gold))
+    return "\n".join(lines[: len(due)]).strip()
 
 
 def number_in(text: str) -> Fraction | None:
