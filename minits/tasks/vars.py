@@ -62,10 +62,10 @@ class Vars(StateTracking):
             others = [name for name in names if self.self_addition or name != target]
             if others and rng.randrange(2):
                 term = rng.choice(others)
-                values[target] = (values[target] + values[term]) % self.modulus
+                added = values[term]
             else:
-                term = rng.randrange(1, self.modulus)
-                values[target] = (values[target] + term) % self.modulus
+                term = added = rng.randrange(1, self.modulus)
+            values[target] = (values[target] + added) % self.modulus
             text += f" {target}={target}+{term}"
             steps.append(Step(len(text), f"{target}={values[target]}"))
             latest[target] = i

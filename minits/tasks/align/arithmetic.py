@@ -19,32 +19,25 @@ OPERATIONS = {
 }
 
 
-def tokens_of(text: str) -> list[str]:
-    """Numbers and operators. Raises ValueError if there is any other thing, or too much."""
-    tokens = TOKEN.findall(text)
-    if "".join(tokens) != text or len(text) > LONGEST:
+def evaluate(text: str) -> Fraction:
+    """The value of a calculation, by Python's own grammar. Raises ValueError if it has none."""
+    if TOKEN.sub("", text) or len(text) > LONGEST:
         raise ValueError(
             f"{text!r:.100} is no calculation of numbers, + - * / % and ( ) in at most {LONGEST} "
             "characters"
         )
-    return tokens
-
-
-def evaluate(text: str) -> Fraction:
-    """The value of a calculation, by Python's own grammar. Raises ValueError if it has none."""
-    tokens_of(text)
     exact = PERCENT.sub(lambda found: f"({Fraction(found[1]) / (100 if found[2] else 1)})", text)
     try:
-        return value(ast.parse(exact, mode="eval").body)
+        return computed(ast.parse(exact, mode="eval").body)
     except ZeroDivisionError as error:
         raise ValueError(f"{text!r:.100} divides by zero") from error
     except (SyntaxError, KeyError, AttributeError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text!r:.100} is no whole calculation") from error
 
 
-def value(node: ast.expr) -> Fraction:
+def computed(node: ast.expr) -> Fraction:
     """Raises KeyError for other operations, as ** and //, AttributeError for others, as 2(3)."""
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
     sides = (side for side in ast.iter_child_nodes(node) if isinstance(side, ast.expr))
-    return OPERATIONS[type(node.op)](*map(value, sides))
+    return OPERATIONS[type(node.op)](*map(computed, sides))
