@@ -171,7 +171,10 @@ class Rows(Task):
                 f"the run has no file of the task {self.name} to evaluate on. Name one with --test "
                 "FILE; with --train FILE, what it was trained on."
             )
-        there = split == "train" or (chosen.train and all(map(is_there, files_in(chosen.train))))
+        # A file of the hub is there, too, though it may have to be fetched.
+        there = chosen.train and all(
+            name.startswith(HUB) or Path(name).exists() for name in files_in(chosen.train)
+        )
         kept = {split, "train"} if there else {split}
         return replace(chosen, **dict.fromkeys(set(FILES) - kept)), split
 
@@ -185,11 +188,6 @@ def files_in(names: str) -> list[str]:
     if not all(each):
         raise ValueError(f"{names}: between commas a file has no name; take one comma out.")
     return [name if name.startswith(HUB) else str(Path(name).absolute()) for name in each]
-
-
-def is_there(name: str) -> bool:
-    """Whether a file can be read; one of the hub is fetched for that only if it is not here yet."""
-    return name.startswith(HUB) or Path(name).exists()
 
 
 def content_of(split: str, name: str) -> bytes:
