@@ -105,14 +105,14 @@ def align_with_teacher(
         try:
             done = as_completed(asked)
             for future in tqdm(done, "teacher", len(todo), unit="problem", disable=None):
-                problem, (reply, error) = todo[asked[future]], future.result()
-                reason = error or judged(problem, reply)[1]
-                said = {"problem": problem.name, "digest": asked[future], "model": model}
+                key, (reply, error) = asked[future], future.result()
+                reason = error or judged(todo[key], reply)[1]
+                said = {"problem": todo[key].name, "digest": key, "model": model}
                 file.write(json.dumps(said | {"reply": reply, "reason": reason}) + "\n")
                 file.flush()
                 in_a_row = in_a_row + 1 if error else 0
                 if not error:
-                    replies[asked[future]] = reply
+                    replies[key] = reply
                 elif in_a_row >= min(threads, len(todo)):
                     raise ConnectionError(
                         f"{url} answered none of the last {in_a_row} problems: {error}. What was "
