@@ -253,10 +253,10 @@ def thinks_of(folder: Path, about: Json) -> bool:
 
 def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
     """(ids that end a text, the id that pads) from generation_config.json, else config.json."""
-    found: dict[str, list[list[int]]] = {"eos_token_id": [], "pad_token_id": []}
+    found: dict[str, list[int]] = {}
     for name in ("generation_config.json", "config.json"):
         file = read_json(folder / name) if present(folder / name) else {}
-        for key, values in found.items():
+        for key in ("eos_token_id", "pad_token_id"):
             value, several = file.get(key), key == "eos_token_id"
             if value is None or (several and value == []):
                 continue
@@ -266,14 +266,14 @@ def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
                     f"{folder / name}: {key} is {printable(repr(value))}, outside the vocabulary "
                     f"(0 … {vocab_size - 1}). Put back what it was."
                 )
-            values.append(ids)
-    ends, pads = found.values()
+            found.setdefault(key, ids)
+    ends = found.get("eos_token_id")
     if not ends:
         raise ValueError(
             f"{folder}: neither generation_config.json nor config.json names an eos_token_id; add "
             "the id that ends a text (151643 for Qwen2.5 base models)."
         )
-    return tuple(dict.fromkeys(ends[0])), (pads or ends)[0][0]
+    return tuple(dict.fromkeys(ends)), found.get("pad_token_id", ends)[0]
 
 
 def read_tokenizer(
