@@ -146,13 +146,13 @@ def compared(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_only_methods_know_which_method_it_is():
-    """Membership in a table is no question of the kind; `WITHOUT_BLOCKS` reads older checkpoints."""
+    """Membership in a table is no question of the kind."""
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {text}"
         for path in FILES
         if folder_of(path) != "methods"
         for line, text in compared(path)
-        if " in METHODS" not in text and "WITHOUT_BLOCKS" not in text
+        if " in METHODS" not in text
     ]
     assert wrong == []
 
