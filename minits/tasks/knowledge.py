@@ -68,8 +68,9 @@ def replies_of(engine: Engine, tokenizer: Tokenizer, prompts: Sequence[str]) -> 
     for start in tqdm(range(0, len(order), BATCH), desc="ask", unit="batch", disable=None):
         batch = order[start : start + BATCH]
         results = generate(engine, tokenizer, batch, think=False, max_new_tokens=NEW_TOKENS)
-        found |= {text: result.text.strip() for text, result in zip(batch, results)}
-    return {text: said.partition("\n")[0] for text, said in found.items()}
+        for text, result in zip(batch, results):
+            found[text] = result.text.strip().partition("\n")[0]
+    return found
 
 
 def read_known(path: Path) -> Json:

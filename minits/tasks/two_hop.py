@@ -30,7 +30,7 @@ from minits.tasks.rows import FILES, Rows, SplitRows, read_rows
 from minits.tasks.task import Task
 
 REGIMES = {"full": "facts", "parametric": "known"}  # and the option that names its file
-ASKED = ("question", "first", "second")
+ALONE = {"first": 0, "second": 1}  # the hops, where one alone is asked
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class TwoHop(Rows):
         "question",
         "what is asked in evaluation: the question, or its first or second hop alone, in the words "
         "of the facts",
-        choices=ASKED,
+        choices=("question", *ALONE),
     )
 
     name: ClassVar = "two-hop"
@@ -129,7 +129,7 @@ class TwoHop(Rows):
         if split == "train" and self.facts:
             rows = rows + self.fact_rows.examples * self.fact_repeats
         if split != "train" and self.ask != "question":
-            rows = [self.as_fact(hop_alone(row, ASKED.index(self.ask) - 1)) for row in rows]
+            rows = [self.as_fact(hop_alone(row, ALONE[self.ask])) for row in rows]
         return SplitRows(rows, about)
 
     @cached_property
@@ -137,8 +137,7 @@ class TwoHop(Rows):
         """The facts that are trained on."""
         rows, about = read_rows("facts", self.facts, parse_fact, self.skip_bad)
         if self.known:  # what a question needs is the base model's to know
-            splits = [split for split in ("valid", "test") if self.has(split)]
-            asked = [row for split in splits for row in self.loaded(split).examples]
+            asked = [row for split in self.splits[1:] for row in self.loaded(split).examples]
             names = {normalised(n) for row in asked for n in (row.subject, *row.hops[0].names)}
             texts = [normalised(row.prompt) for row in rows]
             rows = [row for row, text in zip(rows, texts) if not any(n in text for n in names)]
