@@ -97,7 +97,7 @@ class Gsm(Rows):
         row = self.loaded(split).examples[index]
         if not isinstance(row, Problem):
             return row
-        if split == "train" and self.resample:
+        if split == "train":
             row = self.drawn(index, row, seed)
         steps = ALIGNERS[self.align](row)
         return self.with_words(Example(row.question, steps, row.answer, (), len(steps), row.name))

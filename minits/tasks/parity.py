@@ -25,6 +25,8 @@ class Parity(StateTracking):
 
     @property
     def data_key(self) -> str:
+        # Without the lengths, so that an example is the same for all of them. Name and opening are
+        # in it only because the first examples were drawn so.
         return f"Parity(name={self.name!r}, opening={self.opening!r})"
 
     def draw(self, rng: random.Random, operations: int) -> Example:

@@ -76,8 +76,8 @@ def parse_problem(text: str) -> Problem:
 
 def steps_of(solution: str | list[Any]) -> tuple[str, ...]:
     """What stands inside << >>; in a list, an entry without them is a step itself."""
-    steps = []
-    for text in [solution] if isinstance(solution, str) else solution:
+    steps, whole = [], isinstance(solution, str)
+    for text in [solution] if whole else solution:
         if not isinstance(text, str):
             raise ValueError(
                 f"a step is {json.dumps(text):.100}, not a text; steps that name their places (at) "
@@ -85,7 +85,7 @@ def steps_of(solution: str | list[Any]) -> tuple[str, ...]:
             )
         if re.search("<<|>>", STEP.sub("", text)):
             raise ValueError(f"<< and >> are not in pairs in {text!r:.100}")
-        steps += STEP.findall(text) or ([] if text is solution else [text])
+        steps += STEP.findall(text) or ([] if whole else [text])
     return tuple(map(plain_step, steps))
 
 
