@@ -61,8 +61,9 @@ def read_config(raw: Json, where: str = "config.json") -> QwenConfig:
         )
     if file.attention_dropout:
         warnings.warn(f"{where}: attention_dropout {file.attention_dropout} is not applied here.")
-    heads, kv_heads = file.num_attention_heads, file.num_key_value_heads
-    head_dim, kv_heads = file.head_dim or file.hidden_size // heads, kv_heads or heads
+    heads = file.num_attention_heads
+    kv_heads = file.num_key_value_heads or heads
+    head_dim = file.head_dim or file.hidden_size // heads
     if heads % kv_heads or (file.head_dim is None and file.hidden_size % heads) or head_dim % 2:
         raise ValueError(
             f"{where}: num_attention_heads {heads} is no multiple of num_key_value_heads "
@@ -117,10 +118,11 @@ def rope_theta(file: ConfigFile, where: str) -> float:
 
 def sliding_attention(file: ConfigFile, where: str) -> tuple[int | None, tuple[int, ...]]:
     """(window in tokens, sliding layers); the window counts only where it is switched on."""
-    layers, switched = file.num_hidden_layers, file.use_sliding_window and file.sliding_window
-    # transformers' default.
-    first = 28 if file.max_window_layers is None else file.max_window_layers
-    kinds = file.layer_types
+    layers, kinds = file.num_hidden_layers, file.layer_types
+    switched = file.use_sliding_window and file.sliding_window
+    first = file.max_window_layers
+    if first is None:
+        first = 28  # as in transformers
     if kinds is None:
         sliding = tuple(range(first, layers))
         return (file.sliding_window, sliding) if switched and sliding else (None, ())

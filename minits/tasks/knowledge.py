@@ -38,7 +38,8 @@ def ask_model(
         first, second, guessed = (
             any(names_one_of(replies[text], names) for text in texts) for texts, names in row
         )
-        passed[question] = first, second, not guessed, first and second and not guessed
+        marks = first, second, not guessed
+        passed[question] = *marks, all(marks)
     shares = {}
     for split, rows in splits.items():
         marks = zip(*(passed[row.question] for row in rows))
