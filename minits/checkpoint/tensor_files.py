@@ -34,14 +34,13 @@ def weight_files(folder: Path) -> dict[Path, set[str] | None]:
     beside them may be stale, or meant: nobody can tell, so that is an error.
     """
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    files: dict[Path, set[str] | None] = {single: None}
+    source, files = single, {single: None}
     if present(index):
-        files = {}
+        source, files = index, {}
         for name, file in weight_map(index).items():
             files.setdefault(folder / file, set()).add(name)
-    there = {path for path in folder.iterdir() if WEIGHTS.fullmatch(path.name)}
     missing = sorted(path.name for path in files if not present(path))
-    if missing and present(index):
+    if missing and source == index:
         raise FileNotFoundError(
             f"{index} names shards that are not there: {', '.join(missing[:8])}. Download them; "
             "nothing was loaded."
@@ -51,8 +50,8 @@ def weight_files(folder: Path) -> dict[Path, set[str] | None]:
             f"{folder} has no model.safetensors and no model.safetensors.index.json (it holds "
             f"{listing(folder)}). Only safetensors weights are read."
         )
+    there = {path for path in folder.iterdir() if WEIGHTS.fullmatch(path.name)}
     if beside := sorted(path.name for path in there - set(files)):
-        source = index if present(index) else single
         raise ValueError(
             f"{folder} holds weights twice: {source.name} does not name {beside[0]}. Remove what "
             "is stale."
@@ -159,12 +158,12 @@ def differences(
 ) -> list[str]:
     """What is missing, too much, of another shape or not of floats, in words."""
     problems = []
-    layers = [
+    by_config, in_file = (
         len({name.split(".")[2] for name in names if name.startswith("model.layers.")})
         for names in (expected, found)
-    ]
-    if layers[0] != layers[1]:
-        problems.append(f"num_hidden_layers {layers[0]} by config.json, {layers[1]} in the file")
+    )
+    if by_config != in_file:
+        problems.append(f"num_hidden_layers {by_config} by config.json, {in_file} in the file")
     for name in expected:
         head = name == "lm_head.weight"
         if name not in found and not (tied and head):
