@@ -242,4 +242,5 @@ def run(given: Given) -> tuple[Record, int]:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
         top["result"] = words.splitlines()[0]
         write_text(Path(flags.html), page(top, cards_of(passes, opened, config), len(rows)))
+        note(f"page: {flags.html}")
     return record(figures, device=str(engine.device), seed=seed), 0

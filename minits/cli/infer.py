@@ -117,6 +117,7 @@ def run(given: Given) -> tuple[Record, int]:
     if flags.html:
         top = head(opened, flags, asked, "none: decoding is greedy")
         write_text(Path(flags.html), page(top, cards, len(prompts)))
+        note(f"page: {flags.html}")
     return {}, 0
 
 

@@ -55,20 +55,21 @@ def tiny_presets() -> dict[str, Preset]:
 
 def table1_presets() -> dict[str, Preset]:
     """The paper's Table 1, and beyond it: two variables, long rows."""
-    found = {}
+    found, model = {}, {"hidden_size": WIDTHS["0.5B"]}
     options = {"parity": {}, "vars": {"variables": 3, "modulus": 10}}
     for (task, method), cells in paper.STATE_TRACKING.items():
         settings = real_recipe(task, method) | options[task] | EVALUATION
         for N, share in cells.items():
-            title = f"{METHODS[method].title}, N = {N}"
-            found[f"table1/{task}-{N}-{method}"] = Preset(title, settings | {"max_ops": N}, share)
+            title, own = f"{METHODS[method].title}, N = {N}", settings | {"max_ops": N}
+            found[f"table1/{task}-{N}-{method}"] = Preset(title, own, share, model=model)
     for begin, end, words, change in (
         ("table1/vars2", "thinking", ", two variables", {"variables": 2}),
         ("beyond/vars", "long-rows", " + long-rows", LONG_ROWS),
     ):
         for N in paper.STATE_TRACKING["vars", "thinking"]:
             settings = found[f"table1/vars-{N}-thinking"].settings | change
-            found[f"{begin}-{N}-{end}"] = Preset(f"Thinking States{words}, N = {N}", settings)
+            title = f"Thinking States{words}, N = {N}"
+            found[f"{begin}-{N}-{end}"] = Preset(title, settings, model=model)
     return found
 
 

@@ -66,7 +66,7 @@ def benchmarks(book: Book) -> str:
         found = [book.cells(beginning, *sizes) for beginning in BENCHMARKS.values()]
         if any(cell.runs for cells in found for cell in cells):
             columns[line.title] = list(map(in_short, found))
-    words = f"right, %, at times CoT's speed: {', '.join(WIDTHS)} (paper, 1.5B)"
+    words = f"% right, at × CoT's speed: {', '.join(WIDTHS)} (the paper: 1.5B); {NONE}: not run"
     return markdown([words, *columns], list(zip(BENCHMARKS, *columns.values())))
 
 

@@ -9,6 +9,7 @@ from hashlib import sha256
 import pytest
 import run
 
+from minits.checkpoint.tiny import ASSETS
 from minits.cli.train import chosen, with_preset
 from minits.lab import paper
 from minits.lab.presets import CHUNKS, LAYERS, PRESETS, check_contents, find
@@ -56,6 +57,14 @@ def test_the_papers_recipe_is_the_papers():
     assert "one_per_chunk" not in settings and "extract_after" not in settings
     assert PRESETS[NAME].files["train"]["rows"] == 385_620
     assert (PRESETS[NAME].paper, PRESETS[NAME].paper_speed) == (42.22, 2.66)
+
+
+@pytest.mark.parametrize("name", ["table1/parity-10-thinking", "beyond/vars-10-long-rows"])
+def test_a_cell_of_table_1_is_one_of_its_weights(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["train", "--preset", name, "--model", str(ASSETS / "parity")]) == 2
+    assert "config.json: hidden_size 64, not 896" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_preset_lacks_is_said_at_once(capsys):
