@@ -7,10 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minits.checkpoint.files import write_text
 from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
 from minits.cli.models import Opened, describe_model, measured_on, open_model, say_limit
-from minits.cli.page import MOST_ROWS, head, page
+from minits.cli.page import MOST_ROWS, head, write_page
 from minits.cli.show import Card
 from minits.generation import PREFILLS, GenerationConfig, GenerationResult, with_texts
 from minits.lab.interventions import STATES
@@ -241,6 +240,5 @@ def run(given: Given) -> tuple[Record, int]:
     if flags.html:
         top = head(opened, flags, asked, f"{seed} (of the examples)")
         top["result"] = words.splitlines()[0]
-        write_text(Path(flags.html), page(top, cards_of(passes, opened, config), len(rows)))
-        note(f"page: {flags.html}")
+        write_page(flags.html, top, cards_of(passes, opened, config), len(rows))
     return record(figures, device=str(engine.device), seed=seed), 0

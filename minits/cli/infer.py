@@ -4,14 +4,13 @@ import json
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
-from minits.checkpoint.files import printable, write_text
+from minits.checkpoint.files import printable
 from minits.checkpoint.weights import CHOICES
 from minits.cli.flags import Given, Weights, add_flags, check_new_file, note, take
 from minits.cli.models import Opened, describe_model, open_model, say_limit
-from minits.cli.page import MOST_ROWS, head, page
+from minits.cli.page import MOST_ROWS, head, write_page
 from minits.cli.prompts import Prompt, Way, read_prompts, ways_of
 from minits.cli.show import Card, InlineText, chunk_table, counters
 from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
@@ -116,8 +115,7 @@ def run(given: Given) -> tuple[Record, int]:
     cards = answer_all(opened, prompts, ways, flags, example)
     if flags.html:
         top = head(opened, flags, asked, "none: decoding is greedy")
-        write_text(Path(flags.html), page(top, cards, len(prompts)))
-        note(f"page: {flags.html}")
+        write_page(flags.html, top, cards, len(prompts))
     return {}, 0
 
 

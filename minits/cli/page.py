@@ -10,7 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from minits.checkpoint.files import write_text
 from minits.checkpoint.tiny import ASSETS
+from minits.cli.flags import note
 from minits.cli.models import Opened, describe_model
 from minits.cli.show import Card, counters
 from minits.lab.provenance import revision, without_folders
@@ -194,6 +196,14 @@ def head(opened: Opened, flags: Any, given: Mapping[str, Any], seed: str) -> dic
         "flags": flags_of(given),
         "seed": seed,
     }
+
+
+def write_page(
+    path: str, about: Mapping[str, str], rows: Sequence[Sequence[Card]], total: int
+) -> None:
+    """Writes a `page`, and says where it is."""
+    write_text(Path(path), page(about, rows, total))
+    note(f"page: {path}")
 
 
 def page(about: Mapping[str, str], rows: Sequence[Sequence[Card]], total: int) -> str:

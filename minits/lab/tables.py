@@ -80,8 +80,8 @@ def in_short(cells: Sequence[Cell]) -> str:
         at(f"{100 * cell.accuracy()[0]:.1f}", cell.speed_up()) if cell.runs else NONE
         for cell in cells
     ]
-    paper = at(in_paper(cells[0]), cells[0].preset.paper_speed)
-    return f"{', '.join(ours)} ({paper})"
+    theirs = at(in_paper(cells[0]), cells[0].preset.paper_speed)
+    return f"{', '.join(ours)} ({theirs})"
 
 
 def methods(book: Book) -> str:

@@ -289,7 +289,8 @@ EVAL = ["eval", "--run", SHIPPED, "--samples", 24, "--eval-max-ops", 14]
 )
 def test_the_same_command_writes_the_same_bytes_and_no_path_of_this_machine(command, empty):
     for name in ("one.html", empty / "two.html"):
-        assert call(*command, "--html", name)[0] == 0
+        status, _, err = call(*command, "--html", name)
+        assert status == 0 and f"page: {name}\n" in err
     one, two = (Path(name).read_bytes() for name in ("one.html", "two.html"))
     assert one == two
     assert str(SHIPPED.parent).encode() not in one and str(empty).encode() not in one
