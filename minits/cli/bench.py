@@ -30,7 +30,7 @@ class BenchFlags(Output, Machine, Weights):
     part: str = setting("all", "what to measure", choices=PARTS, positional=True)
     chunk_size: int | None = setting(None, "c: tokens a chunk; default: 8", least=1)
     run: str | None = setting(None, "drafts, answers: a trained run, whose task gives the prompts")
-    against: str | None = setting(None, "answers: another run of that task, to compare with")
+    against: str | None = setting(None, "answers: other runs of that task, with commas between")
     samples: int | None = setting(None, "answers: prompts; default: 200", least=1)
     repeats: int = setting(10, "timed calls; the median is reported", least=1)
     compile: bool = setting(False, "train: torch.compile the layers (cuda)")
@@ -134,30 +134,41 @@ def questions(opened: Opened, n: int) -> Pairs:
 
 
 def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
-    """Both runs on the same questions: those of the thinking one's task."""
-    sides, task = [], thinking.task
-    other = open_model(replace(flags, run=flags.against), "--against")._replace(task=task)
+    """All runs on the same questions: those of the thinking one's task."""
+    opened = {run: beside(thinking, run, flags) for run in flags.against.split(",")}
+    sides = []
+    for run, each in (opened | {flags.run: thinking}).items():
+        rows = questions(each, flags.samples or 200)
+        config = with_room(each.engine, rows, GenerationConfig())
+        sides.append(Side(run, each.engine, each.method, prompts_of(rows), config))
+    *others, own = sides
+    ways = len(others) + len(WAYS)
+    note(
+        "all ways take turns at every prompt: "
+        f"{len(own.prompts) * ways * (flags.repeats + 2)} answers before the first line"
+    )
+    return bench_answers(own, others, flags.repeats)
+
+
+def beside(thinking: Opened, run: str, flags: BenchFlags) -> Opened:
+    """A run to compare with the thinking one, on its task.
+
+    Raises ValueError where the two were not trained on questions in common.
+    """
+    other, task = open_model(replace(flags, run=run), "--against"), thinking.task
     trained_on = other.about.get("task", task.name)  # a plain Qwen2.5 names none
     if trained_on != task.name:
         raise ValueError(
-            f"--against {flags.against} was trained on {trained_on}, --run {flags.run} on "
-            f"{task.name}: they have no questions in common. Name another run of {task.name}."
+            f"--against {run} was trained on {trained_on}, --run {flags.run} on {task.name}: they "
+            f"have no questions in common. Name another run of {task.name}."
         )
     theirs, ours = other.about.get("suffix"), thinking.about.get("suffix")
     if "task" in other.about and theirs != ours:
         raise ValueError(
-            f"--against {flags.against} was trained behind {theirs!r}, --run {flags.run} behind "
-            f"{ours!r} (--suffix). Name another run behind the same text."
+            f"--against {run} was trained behind {theirs!r}, --run {flags.run} behind {ours!r} "
+            "(--suffix). Name another run behind the same text."
         )
-    for run, opened in ((flags.run, thinking), (flags.against, other)):
-        rows = questions(opened, flags.samples or 200)
-        config = with_room(opened.engine, rows, GenerationConfig())
-        sides.append(Side(run, opened.engine, opened.method, prompts_of(rows), config))
-    note(
-        "all ways take turns at every prompt: "
-        f"{len(rows) * (1 + len(WAYS)) * (flags.repeats + 2)} answers before the first line"
-    )
-    return bench_answers(*sides, flags.repeats)
+    return other._replace(task=task)
 
 
 def measured(lines: Iterable[Line], how: Record, device: str) -> tuple[Record, int]:

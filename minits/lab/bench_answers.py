@@ -1,4 +1,4 @@
-"""How long a whole answer takes, one prompt at a time: a thinking model beside another one.
+"""How long a whole answer takes, one prompt at a time: a thinking model beside others.
 
 All ways of reading take turns at every prompt, so a slow moment of the machine hits all of them.
 """
@@ -22,18 +22,18 @@ class Side(NamedTuple):
     run: str
     engine: Engine
     method: Method
-    prompts: Sequence[Sequence[int]]  # the same questions on both sides
+    prompts: Sequence[Sequence[int]]  # the same questions on all sides
     config: GenerationConfig
 
 
-def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
-    """A line for `other`, then one for each way in which the thinking model may read.
+def bench_answers(thinking: Side, others: Sequence[Side], repeats: int) -> Iterator[Line]:
+    """A line for each of `others`, then one for each way in which the thinking model may read.
 
-    ms: mean over prompts of the median of `repeats` passes. speed_up: over `other`. Ctrl-C comes
-    out after the lines of the prompts that were whole before it.
+    ms: mean over prompts of the median of `repeats` passes. speed_up: over the first of `others`.
+    Ctrl-C comes out after the lines of the prompts that were whole before it.
     """
     ways = [replace(thinking.config, **way) for way in WAYS]
-    sides = [other, *(thinking._replace(config=way) for way in ways)]
+    sides = [*others, *(thinking._replace(config=way) for way in ways)]
     taken: list[list[float]] = [[] for _ in sides]
     results: list[dict[int, GenerationResult]] = [{} for _ in sides]
     stopped: KeyboardInterrupt | None = None
@@ -41,7 +41,7 @@ def bench_answers(thinking: Side, other: Side, repeats: int) -> Iterator[Line]:
     def answer(side: Side, found: dict[int, GenerationResult], number: int) -> None:
         (found[number],) = side.method.answer(side.engine, [side.prompts[number]], side.config)
 
-    for number in range(len(other.prompts)):
+    for number in range(len(thinking.prompts)):
         calls = [partial(answer, side, found, number) for side, found in zip(sides, results)]
         try:
             of_prompt = time_interleaved(calls, repeats)

@@ -292,7 +292,6 @@ COUNTS = {  # means over prompts
     "rounds": "rounds",
     "non-trivial + 1": "entered_and_one",
     "passes of chunks": "chunk_passes",
-    "its tokens": "its_tokens",
     "tokens": "tokens",
     "of thoughts": "thought_tokens",
 }
@@ -301,20 +300,19 @@ COUNTS = {  # means over prompts
 def answers(book: Book) -> str:
     """Milliseconds an answer, one at a time: a line a measurement, a column a way of reading.
 
-    Rounds and passes are those of `trivial`, the default.
+    Rounds, passes and tokens are those of `trivial`, the default.
     """
     ways, ends = list(map(way_of_reading, WAYS)), ("path", "machine", "revision")
-    heads = ["thinking run", "beside", "its ms", *(f"{way}, ms" for way in ways)]
-    heads += ["`trivial` over it", *COUNTS, "prompts", *ends]
+    heads = ["thinking run", "beside, ms (tokens)", *(f"{way}, ms" for way in ways)]
+    heads += ["`trivial` over the first", *COUNTS, "prompts", *ends]
     lines = []
     for record, found in book.measured("speed_up"):
-        (other,) = [line for line in found if not METHODS[line["method"]].thinks]
-        own = {way_of_reading(line): line for line in found if line is not other}
-        usual = own["trivial"] | {"its_tokens": other["tokens"]}
+        run = found[-1]["run"]  # the thinking one comes last
+        own = {way_of_reading(line): line for line in found if line["run"] == run}
+        usual = own["trivial"]
         lines.append([
             record["run"],
-            METHODS[other["method"]].title,
-            f"{other['ms']:.1f}",
+            ", ".join(answered(line) for line in found if line["run"] != run),
             *(f"{own[way]['ms']:.1f}" if way in own else NONE for way in ways),
             times_over(usual["speed_up"]),
             *(f"{usual[key]:.1f}" for key in COUNTS.values()),
@@ -322,6 +320,13 @@ def answers(book: Book) -> str:
             *(record[key] for key in ends),
         ])
     return markdown(heads, lines or [not_run(len(heads))])
+
+
+def answered(line: Record) -> str:
+    """What a run that others are measured beside took for an answer, and how long that was."""
+    removal = line.get("options", {}).get("removal")  # older records have none
+    name = METHODS[line["method"]].title + (f" by {removal}" if removal else "")
+    return f"{name} {line['ms']:.1f} ({line['tokens']:.1f})"
 
 
 def cost(book: Book) -> str:

@@ -140,6 +140,18 @@ def test_answers_are_timed_in_turn(inside):
             assert way["rounds"] <= way["entered_and_one"]
 
 
+def test_several_runs_are_timed_in_turn_with_one_that_thinks(inside, tmp_path):
+    shutil.copytree(inside / "cot", tmp_path / "other")
+    how = f"--run thinking --against cot,{tmp_path / 'other'} --samples 1 --repeats 1 --json"
+    _, out, err = call("bench", "answers", *how.split(), "--device", "cpu")
+    one, two, *ways = result(out)["lines"]
+    assert f"{9 * 3} answers before the first line" in err
+    assert [one["run"], two["run"]] == ["cot", str(tmp_path / "other")]
+    assert two["speed_up"] == pytest.approx(one["ms"] / two["ms"], rel=1e-3)
+    assert {way["run"] for way in ways} == {"thinking"}
+    assert ways[0]["speed_up"] == pytest.approx(one["ms"] / ways[0]["ms"], rel=1e-3)
+
+
 @pytest.mark.parametrize("whole", [0, 1])
 def test_ctrl_c_leaves_the_times_of_the_prompts_before_it(whole, inside, monkeypatch):
     left = iter([bench_answers.time_interleaved] * whole)

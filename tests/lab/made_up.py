@@ -74,7 +74,7 @@ def answered(name: str, **ms: float) -> dict[str, Any]:
             "thought_tokens": 9.0,
             **way,
         }
-        for method, taken in ms.items()
+        for method, taken in sorted(ms.items(), key=lambda each: each[0] == "thinking")  # last
         for way in (WAYS if method == "thinking" else [{}])
     ]
     return {

@@ -151,10 +151,10 @@ def test_speed_is_over_cot_by_way_of_the_thinking_run_that_answered_in_turn():
     assert book.cell("gsm/0.5b-coconut-9").speed_up() is None
     answers = tables(book)["answers"].splitlines()
     assert len(answers) == 2 + 2
-    found = ("CoT", "40.0", "20.0"), ("Coconut", "5.0", "10.0")
-    for row, (beside, ms, trivial) in zip(answers[2:], found):
+    found = ("CoT 40.0 (2.5)", "20.0"), ("Coconut 5.0 (2.5)", "10.0")
+    for row, (beside, trivial) in zip(answers[2:], found):
         cells = dict(zip(answers[0].split(" | "), row.split(" | ")))
-        assert (cells["beside"], cells["its ms"]) == (beside, ms)
+        assert cells["beside, ms (tokens)"] == beside
         ways = [cells[f"{way}, ms"] for way in ("sequential", "trivial", "carry")]
         assert ways == ["99.0", trivial, "–"] and cells["carry, lookahead 2, ms"] == "88.0"
     for bench in benches:
@@ -167,6 +167,17 @@ def test_speed_is_over_cot_by_way_of_the_thinking_run_that_answered_in_turn():
     book = Book(book.runs, [*benches, other])
     assert book.cell("gsm/0.5b-coconut").speed_up() == 4.0
     assert Book(book.runs, [other]).cell("gsm/0.5b-coconut").speed_up() == 4.0
+
+
+def test_many_methods_answer_in_turn_with_one_thinking_run():
+    name = "gsm/0.5b-thinking"
+    bench = answered(name, thinking=10.0, cot=40.0, icot=8.0, coconut=5.0)
+    bench["lines"][1]["options"] = {"removal": "steps"}
+    book = Book([trained(name, 0.4), trained("gsm/0.5b-icot-steps", 0.3)], [bench])
+    row = tables(book)["answers"].splitlines()[-1]
+    assert "| CoT 40.0 (2.5), iCoT by steps 8.0 (2.5), Coconut 5.0 (2.5) | 99.0 | 10.0 |" in row
+    assert book.cell("gsm/0.5b-icot-steps").speed_up() == 5.0
+    assert book.cell("gsm/0.5b-icot").speed_up() is None
 
 
 def test_answers_on_the_plain_path_have_lines_of_their_own_and_no_cell():
