@@ -192,11 +192,11 @@ class Book(NamedTuple):
         return Cell(name, preset, runs, benches)
 
     def trained(self, name: str) -> list[Record]:
-        """The runs of a preset; of those with the same seed the best on valid, if that is known."""
+        """A run for each seed, in their order: the best on valid, and of equals the last."""
         runs = [run for run in self.runs if "test" in run and belongs(run, name, PRESETS[name])]
         by_valid = sorted(runs, key=lambda run: run.get("accuracy_valid", 0.0))
         best = {run["seed"]: run for run in by_valid}
-        return [run for run in runs if run is best[run["seed"]]]
+        return [best[seed] for seed in sorted(best)]
 
     def cells(self, beginning: str, *endings: str) -> list[Cell]:
         """Those of the presets whose names begin so, or are that and one of the endings."""

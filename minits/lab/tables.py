@@ -77,7 +77,7 @@ def in_short(cells: Sequence[Cell]) -> str:
         return accuracy if speed in (None, 1) else f"{accuracy} at {times_over(speed)}"
 
     ours = [
-        at(f"{100 * cell.accuracy()[0]:.1f}", cell.speed_up()) if cell.runs else NONE
+        at(mean_of("test", "accuracy")(cell), cell.speed_up()) if cell.runs else NONE
         for cell in cells
     ]
     theirs = at(in_paper(cells[0]), cells[0].preset.paper_speed)

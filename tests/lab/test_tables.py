@@ -76,9 +76,9 @@ def test_of_runs_with_one_seed_the_best_on_valid_fills_the_cell(named):
     runs = [trained(name, share, named=named) for share in (0.3, 0.6, 0.2)]
     for rate, run in enumerate(runs, 1):
         run["settings"] = run["settings"] | {"lr": rate * 1e-5}
-    runs.append(trained(name, 0.1, 2, named))
+    runs.insert(0, trained(name, 0.1, 2, named))
     book = Book(runs)
-    assert book.cell(name).runs == [runs[1], runs[3]]
+    assert book.cell(name).runs == [runs[2], runs[0]]  # by seed
     lines = [each for each in tables(book)["gsm"].splitlines() if "Thinking States, 0.5B" in each]
     assert len(lines) == 4 and sum(name in each for each in lines) == (4 if named else 2)
     assert sum("not run" in each for each in lines) == 0
@@ -259,7 +259,7 @@ def test_training_cost_is_a_table_of_steps_and_sides_and_what_it_shows():
 def test_the_records_that_ship_are_told_within_the_time_that_torch_leaves():
     start = time.process_time()
     found = tables(read_book())
-    assert time.process_time() - start < 1.0
+    assert time.process_time() - start < 1.5  # of the command's 3 s; torch takes about 1.2
     assert all(found.values())
 
 
