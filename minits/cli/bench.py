@@ -63,9 +63,27 @@ def check_flags(flags: BenchFlags) -> None:
     for name, parts in USED_IN.items():
         if part not in parts and getattr(flags, name):
             raise ValueError(f"{flag(name)} does nothing in bench {part}; leave it out.")
+    if part == "answers":
+        runs_against(flags)
     if flags.figure:
         check_new_file(flags.figure, name="--figure")
         figures.pyplot()
+
+
+def runs_against(flags: BenchFlags) -> list[str]:
+    """The runs that --against names. Raises ValueError where one has no name, or stands twice."""
+    runs = [flags.against] if Path(flags.against).exists() else flags.against.split(",")
+    if not all(runs):
+        raise ValueError(
+            f"--against {flags.against}: between commas a run has no name; take one comma out."
+        )
+    for run in runs:
+        if [flags.run, *runs].count(run) > 1:
+            raise ValueError(
+                f"--run {flags.run} --against {flags.against}: {run} stands there twice; every run "
+                "is timed once. Take one out."
+            )
+    return runs
 
 
 def check_weights(flags: BenchFlags, opened: Opened) -> None:
@@ -135,7 +153,7 @@ def questions(opened: Opened, n: int) -> Pairs:
 
 def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
     """All runs on the same questions: those of the thinking one's task."""
-    opened = {run: beside(thinking, run, flags) for run in flags.against.split(",")}
+    opened = {run: beside(thinking, run, flags) for run in runs_against(flags)}
     sides = []
     for run, each in (opened | {flags.run: thinking}).items():
         rows = questions(each, flags.samples or 200)

@@ -152,6 +152,27 @@ def test_several_runs_are_timed_in_turn_with_one_that_thinks(inside, tmp_path):
     assert ways[0]["speed_up"] == pytest.approx(one["ms"] / ways[0]["ms"], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    "against, words",
+    {
+        "cot,": "--against cot,: between commas a run has no name",
+        "cot,cot": "--run thinking --against cot,cot: cot stands there twice",
+        "cot,thinking": "--run thinking --against cot,thinking: thinking stands there twice",
+        "cot,nope": "--against nope: no such folder",
+    }.items(),
+)
+def test_every_run_to_compare_with_is_named_once(against, words, inside):
+    status, out, err = call("bench", "answers", "--run", "thinking", "--against", against)
+    assert (status, out) == (2, "") and words in err
+
+
+def test_a_comma_in_the_name_of_a_folder_parts_nothing(inside, tmp_path):
+    shutil.copytree(inside / "cot", tmp_path / "a,b")
+    how = ["--run", "thinking", "--against", tmp_path / "a,b", "--samples", "1", "--repeats", "1"]
+    told = result(call("bench", "answers", *how, "--device", "cpu", "--json")[1])
+    assert told["lines"][0]["run"] == str(tmp_path / "a,b")
+
+
 @pytest.mark.parametrize("whole", [0, 1])
 def test_ctrl_c_leaves_the_times_of_the_prompts_before_it(whole, inside, monkeypatch):
     left = iter([bench_answers.time_interleaved] * whole)
