@@ -152,10 +152,17 @@ def runs_of(task: str, book: Book, figures: Columns) -> str:
         # A run of any other preset has a table of its own.
         elsewhere = name in PRESETS and not name.startswith(beginnings)
         if of_task and not elsewhere and run not in placed:
-            own = Preset(f"{METHODS[settings['method']].title}, {weights_of(run)}", settings)
+            what = f"{called(settings['method'], settings)} at {settings['lr']:g}"
+            own = Preset(f"{what}, {weights_of(run)}", settings)
             cells.append(Cell(name or "", own, [run]))
     cells = [each for cell in cells for each in apart(cell)]
     return table_of(cells or [Cell("", Preset("all", {}), [])], HEADS, figures | MADE)
+
+
+def called(method: str, options: Record) -> str:
+    """A method's name, and of iCoT what it removes."""
+    removal = options.get("removal")
+    return METHODS[method].title + (f" by {removal}" if removal else "")
 
 
 SAYING = "thoughts that say something, right, %"
@@ -324,8 +331,7 @@ def answers(book: Book) -> str:
 
 def answered(line: Record) -> str:
     """What a run that others are measured beside took for an answer, and how long that was."""
-    removal = line.get("options", {}).get("removal")  # older records have none
-    name = METHODS[line["method"]].title + (f" by {removal}" if removal else "")
+    name = called(line["method"], line.get("options", {}))  # older records have none
     return f"{name} {line['ms']:.1f} ({line['tokens']:.1f})"
 
 

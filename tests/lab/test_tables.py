@@ -79,7 +79,7 @@ def test_of_runs_with_one_seed_the_best_on_valid_fills_the_cell(named):
     runs.insert(0, trained(name, 0.1, 2, named))
     book = Book(runs)
     assert book.cell(name).runs == [runs[2], runs[0]]  # by seed
-    lines = [each for each in tables(book)["gsm"].splitlines() if "Thinking States, 0.5B" in each]
+    lines = [each for each in tables(book)["gsm"].splitlines() if "| Thinking States" in each]
     assert len(lines) == 4 and sum(name in each for each in lines) == (4 if named else 2)
     assert sum("not run" in each for each in lines) == 0
 
@@ -217,7 +217,7 @@ def test_a_run_on_word_problems_or_two_hop_questions_is_a_line_of_its_table():
     assert gsm["first / last result, %"] == "50.0 / 25.0" and gsm["c, text after"] == "4, 19 words"
     assert gsm["answer right if the last is, %"] == "–" and gsm["revision"] == "abc1234"
     assert gsm["machine"] == "a card, runs/some-start"
-    assert line(found["gsm"], "| 5 |")["run"] == "CoT, 0.5B"
+    assert line(found["gsm"], "| 5 |")["run"] == "CoT at 3e-05, 0.5B"
     hops = line(found["two-hop"], "`two-hop/full-0.5b-cot`")
     assert hops["bridge wrong / right, answer wrong / both right, %"] == "12.5 / – / –"
     assert tables(Book([]))["two-hop"].splitlines()[-1].startswith("| all | – | not run |")
