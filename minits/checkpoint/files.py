@@ -40,6 +40,20 @@ def listing(folder: Path, most: int = 8) -> str:
     return (", ".join(names[:most]) + rest) or "nothing"
 
 
+def parted(names: str, kind: str, given: str = "") -> list[str]:
+    """The paths that a flag names: one, or several with commas between.
+
+    A comma in the name of what is there parts nothing. Raises ValueError where a name is empty; it
+    calls each a `kind`, and begins with `given`.
+    """
+    each = [names] if Path(names).exists() else names.split(",")
+    if not all(each):
+        raise ValueError(
+            f"{given}{names}: between commas a {kind} has no name; take one comma out."
+        )
+    return each
+
+
 def around(path: Path) -> str:
     """What stands where `path` does not, for error messages."""
     return f"{path.parent} holds {listing(path.parent)}"

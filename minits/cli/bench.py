@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from minits.checkpoint.files import parted
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
 from minits.cli.models import Opened, measured_on, open_model
 from minits.generation import GenerationConfig
@@ -72,11 +73,7 @@ def check_flags(flags: BenchFlags) -> None:
 
 def runs_against(flags: BenchFlags) -> list[str]:
     """The runs that --against names. Raises ValueError where one has no name, or stands twice."""
-    runs = [flags.against] if Path(flags.against).exists() else flags.against.split(",")
-    if not all(runs):
-        raise ValueError(
-            f"--against {flags.against}: between commas a run has no name; take one comma out."
-        )
+    runs = parted(flags.against, "run", "--against ")
     for run in runs:
         if [flags.run, *runs].count(run) > 1:
             raise ValueError(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from minits.checkpoint.download import dataset_file
-from minits.checkpoint.files import Json, around
+from minits.checkpoint.files import Json, around, parted
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
 from minits.tasks.answers import COMPARED, SCORINGS, number_behind
@@ -183,10 +183,8 @@ HUB = "hf://datasets/"
 
 
 def files_in(names: str) -> list[str]:
-    """The files that a flag names: one, or several with commas between; paths made absolute."""
-    each = [names] if Path(names).exists() else names.split(",")
-    if not all(each):
-        raise ValueError(f"{names}: between commas a file has no name; take one comma out.")
+    """The files that a flag names, as `parted`; paths made absolute."""
+    each = parted(names, "file")
     return [name if name.startswith(HUB) else str(Path(name).absolute()) for name in each]
 
 
