@@ -180,6 +180,17 @@ def test_many_methods_answer_in_turn_with_one_thinking_run():
     assert book.cell("gsm/0.5b-icot").speed_up() is None
 
 
+def test_runs_of_one_method_answer_as_their_mean_beside_the_thinking_run_that_is_measured():
+    name = "gsm/0.5b-thinking"
+    bench, other = (answered(name, thinking=ms, cot=4 * ms) for ms in (10.0, 20.0))
+    bench["lines"] = [line | {"run": f"{line['run']}-2"} for line in other["lines"]] + bench[
+        "lines"
+    ]
+    book = Book([trained(name, 0.4)], [bench])
+    assert (book.cell("gsm/0.5b-cot").ms(), book.cell(name).ms()) == (60.0, 10.0)
+    assert book.cell(name).speed_up() == 6.0
+
+
 def test_answers_on_the_plain_path_have_lines_of_their_own_and_no_cell():
     name = "gsm/0.5b-thinking"
     fast, plain = answered(name, thinking=20.0, cot=40.0), answered(name, thinking=300.0, cot=900.0)
