@@ -40,16 +40,15 @@ def listing(folder: Path, most: int = 8) -> str:
     return (", ".join(names[:most]) + rest) or "nothing"
 
 
-def parted(names: str, kind: str, given: str = "") -> list[str]:
-    """The paths that a flag names: one, or several with commas between.
+def parted(given: str, names: str, kind: str) -> list[str]:
+    """What the flag `given` names: one `kind`, or several with commas between.
 
-    A comma in the name of what is there parts nothing. Raises ValueError where a name is empty; it
-    calls each a `kind`, and begins with `given`.
+    A comma in the name of what is there parts nothing. Raises ValueError where a name is empty.
     """
-    each = [names] if Path(names).exists() else names.split(",")
+    each = [names] if present(names) else [name.strip() for name in names.split(",")]
     if not all(each):
         raise ValueError(
-            f"{given}{names}: between commas a {kind} has no name; take one comma out."
+            f"{given} {names}: between commas a {kind} has no name; take one comma out."
         )
     return each
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from minits.checkpoint.files import parted
 from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, note, take
-from minits.cli.models import Opened, measured_on, open_model
+from minits.cli.models import Opened, measured_on, open_model, run_named
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
 from minits.lab.bench import Line, bench, bench_drafts
@@ -72,10 +72,16 @@ def check_flags(flags: BenchFlags) -> None:
 
 
 def runs_against(flags: BenchFlags) -> list[str]:
-    """The runs that --against names. Raises ValueError where one has no name, or stands twice."""
-    runs = parted(flags.against, "run", "--against ")
-    for run in runs:
-        if [flags.run, *runs].count(run) > 1:
+    """The runs that --against names.
+
+    Raises FileNotFoundError where one is not there, ValueError where one has no name, or stands
+    twice, be it by another path.
+    """
+    runs = parted("--against", flags.against, "run")
+    named = [(flags.run, "--run"), *((run, "--against") for run in runs)]
+    folders = [run_named(run, given).resolve() for run, given in named]
+    for run, folder in zip(runs, folders[1:]):
+        if folders.count(folder) > 1:
             raise ValueError(
                 f"--run {flags.run} --against {flags.against}: {run} stands there twice; every run "
                 "is timed once. Take one out."

@@ -79,7 +79,7 @@ class Rows(Task):
     def __post_init__(self) -> None:
         for name in self.paths:  # a run can be resumed and evaluated from any folder
             if names := getattr(self, name):
-                object.__setattr__(self, name, ",".join(files_in(names)))
+                object.__setattr__(self, name, ",".join(files_in(name, names)))
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ class Rows(Task):
         names = getattr(self, split)
         if not names:
             raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
-        read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(names)]
+        read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(split, names)]
         return read[0] if len(read) == 1 else joined(names, read)
 
     def row(self, line: str) -> Any:
@@ -173,7 +173,7 @@ class Rows(Task):
             )
         # A file of the hub is there, too, though it may have to be fetched.
         there = chosen.train and all(
-            name.startswith(HUB) or Path(name).exists() for name in files_in(chosen.train)
+            name.startswith(HUB) or Path(name).exists() for name in files_in("train", chosen.train)
         )
         kept = {split, "train"} if there else {split}
         return replace(chosen, **dict.fromkeys(set(FILES) - kept)), split
@@ -182,9 +182,9 @@ class Rows(Task):
 HUB = "hf://datasets/"
 
 
-def files_in(names: str) -> list[str]:
-    """The files that a flag names, as `parted`; paths made absolute."""
-    each = parted(names, "file")
+def files_in(split: str, names: str) -> list[str]:
+    """The files that the flag of a split names, as `parted`; paths made absolute."""
+    each = parted(flag(split), names, "file")
     return [name if name.startswith(HUB) else str(Path(name).absolute()) for name in each]
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from cli_helpers import call, result
 
+from minits.cli import bench
 from minits.cli.models import SHIPPED
 from minits.lab import bench_answers
+from minits.tasks.rows import files_in
 
 QUICK = "--steps 2 --batch-size 4 --max-thought-tokens 8 --warmup 1 --device cpu".split()
 SUFFIX = "Say it now."
@@ -61,6 +63,12 @@ def test_a_checkpoint_alone_knows_the_text_too(inside):
     (checkpoint,) = (inside / "thinking" / "checkpoints").iterdir()
     _, out, _ = call("infer", "--model", str(checkpoint), "Tom has 3 pens.", "--device", "cpu")
     assert "Tom has 3 pens. Say it now.  ->" in out
+
+
+def test_files_may_be_named_with_a_blank_behind_the_comma(inside):
+    assert files_in("train", "train.txt, test.txt") == files_in("train", "train.txt,test.txt")
+    many = ",".join(f"a-file-with-a-long-name-{i}" for i in range(12))
+    assert len(files_in("train", many)) == 12  # as one name it is longer than a name may be
 
 
 def test_predictions_name_row_and_gold_steps(inside):
@@ -158,10 +166,17 @@ def test_several_runs_are_timed_in_turn_with_one_that_thinks(inside, tmp_path):
         "cot,": "--against cot,: between commas a run has no name",
         "cot,cot": "--run thinking --against cot,cot: cot stands there twice",
         "cot,thinking": "--run thinking --against cot,thinking: thinking stands there twice",
+        "cot,./cot": "--run thinking --against cot,./cot: cot stands there twice",
+        "thinking/": "--run thinking --against thinking/: thinking/ stands there twice",
+        "cot, ": "--against cot, : between commas a run has no name",
+        "cot , cot": "--run thinking --against cot , cot: cot stands there twice",
         "cot,nope": "--against nope: no such folder",
+        ",".join(f"a-run-with-a-long-name-{i}" for i in range(12)): "--against a-run-with-a-long-n"
+        "ame-0: no such folder",
     }.items(),
 )
-def test_every_run_to_compare_with_is_named_once(against, words, inside):
+def test_every_run_to_compare_with_is_named_once(against, words, inside, monkeypatch):
+    monkeypatch.setattr(bench, "open_model", None)  # that is said before weights are loaded
     status, out, err = call("bench", "answers", "--run", "thinking", "--against", against)
     assert (status, out) == (2, "") and words in err
 
