@@ -17,8 +17,8 @@ from minits.cli.flags import (
     Output,
     Weights,
     add_flags,
+    check_idle,
     check_new_file,
-    heeded,
     note,
     take,
 )
@@ -244,7 +244,7 @@ def described(
         name, usual = trained.name, asdict(trained)
         of_run = trained_method(source, about)
         method = of_run if isinstance(of_run, Thinking) else method
-    task = heeded(make_task(name, **(usual | given)), given)
+    task = check_idle(make_task(name, **(usual | given)), given)
     if folder:
         tokenizer = Tokenizer.from_folder(folder, *special_ids(folder, sys.maxsize))
     else:

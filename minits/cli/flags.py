@@ -144,11 +144,11 @@ def take(given: Given, config: type) -> Any:
     Raises ValueError for a value that cannot be, or for a flag that would do nothing.
     """
     mine = {name: given.pop(name) for name in names_of(config) & given.keys()}
-    return heeded(check_settings(config(**mine), flag), mine)
+    return check_idle(check_settings(config(**mine), flag), mine)
 
 
-def heeded(found: Any, given: Given) -> Any:
-    """The settings `found` themselves; raises ValueError if a given one does nothing there."""
+def check_idle(found: Any, given: Given) -> Any:
+    """The settings `found` themselves; raises ValueError for a given one that is IDLE there."""
     for name, other, value in IDLE:
         now = getattr(found, other, "")  # "": these settings have no such one
         if name in given and (bool(now) if value is True else now == value):

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 
 from minits.checkpoint.files import listing, write_text
-from minits.cli.flags import Given, Output, add_flags, heeded, note, take
+from minits.cli.flags import Given, Output, add_flags, check_idle, note, take
 from minits.cli.models import RUNS, newest_run
 from minits.lab.presets import check_contents, check_needs, find
 from minits.lab.provenance import Record, record
@@ -18,7 +18,14 @@ from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS, check_options, make_task
 from minits.training import distributed, run_folder
-from minits.training.recipe import Plan, TrainSettings, complete, names_of, resolve, resolve_device
+from minits.training.recipe import (
+    Plan,
+    TrainSettings,
+    check_complete,
+    names_of,
+    resolve,
+    resolve_device,
+)
 from minits.training.session import run_training
 
 OPTIONS = ("task", "method")
@@ -114,7 +121,7 @@ def chosen(given: Given) -> Plan:
         raise ValueError(
             f"{flag(others[0])}: the method {settings.method} has no such option; leave it out."
         )
-    task = heeded(make_task(settings.task, **given), asked)
+    task = check_idle(make_task(settings.task, **given), asked)
     method.check(task)
     if samples and len(task.splits) < 2:
         raise ValueError(
@@ -183,7 +190,7 @@ def resumed(folder: Path, given: Given) -> Plan:
             "Leave it out, or start a new run."
         )
     try:
-        complete(settings)
+        check_complete(settings)
     except ValueError as error:
         raise ValueError(
             f"{folder / 'run.json'}: {error} The run was made by an older version, which this one "

@@ -230,15 +230,15 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
             "--dtype float64: training computes in float32 or bfloat16, on float32 weights."
         )
     settings = replace(settings, **chosen, device=device, dtype=dtype)
-    return check_settings(complete(settings), flag)
+    check_complete(settings)
+    return check_settings(settings, flag)
 
 
-def complete(settings: TrainSettings) -> TrainSettings:
-    """`settings` itself; raises ValueError if one that a recipe chooses has no value."""
+def check_complete(settings: TrainSettings) -> None:
+    """Raises ValueError if a setting that a recipe chooses has no value."""
     for name in REQUIRED:
         if getattr(settings, name) is None:
             raise ValueError(f"{flag(name)} has no value: neither the recipe nor a flag gives one.")
-    return settings
 
 
 def learning_rate(settings: TrainSettings, step: int) -> float:
