@@ -37,7 +37,7 @@ from minits.tasks.task import check_overlap, describe_sources
 from minits.tasks.two_hop import TwoHop
 from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
-from minits.training.recipe import Machine, names_of, recipe_of
+from minits.training.recipe import Machine, pop_fields, recipe_of
 from minits.training.run_folder import data_files
 from minits.training.scoring import sharing
 
@@ -234,7 +234,7 @@ def described(
     """
     name = "parity" if flags.task is None else flags.task
     usual, about, folder, method = {}, {}, None, Thinking()
-    options = {name: given.pop(name) for name in names_of(Thinking) & given.keys()}
+    options = pop_fields(given, Thinking)
     if flags.model != "tiny":
         source = local_folder(flags.model, flags.revision)
         folder = checkpoint_of(source)

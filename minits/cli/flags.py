@@ -13,7 +13,7 @@ from minits.checkpoint.weights import CHOICES
 from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
-from minits.training.recipe import names_of
+from minits.training.recipe import names_of, pop_fields
 
 # A flag that does nothing while another has this value (None: is not given; True: is given).
 IDLE = (
@@ -143,7 +143,7 @@ def take(given: Given, config: type) -> Any:
 
     Raises ValueError for a value that cannot be, or for a flag that would do nothing.
     """
-    mine = {name: given.pop(name) for name in names_of(config) & given.keys()}
+    mine = pop_fields(given, config)
     return check_idle(check_settings(config(**mine), flag), mine)
 
 

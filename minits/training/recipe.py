@@ -283,3 +283,8 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
 def names_of(settings: type) -> set[str]:
     """The names of a dataclass's fields."""
     return {each.name for each in fields(settings)}
+
+
+def pop_fields(given: Json, settings: type) -> Json:
+    """What `given` holds for the fields of a dataclass, which is taken out of it."""
+    return {name: given.pop(name) for name in names_of(settings) & given.keys()}

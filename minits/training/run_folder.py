@@ -34,9 +34,8 @@ from minits.methods import METHODS, make_method
 from minits.settings import check_settings
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import ThinkingStates
-from minits.training.recipe import Plan, TrainSettings, names_of
+from minits.training.recipe import Plan, TrainSettings, names_of, pop_fields
 
-SETTINGS = names_of(TrainSettings)
 DATA_FILES = "data_files"  # the key of `Task.sources` in run.json and records
 
 
@@ -105,13 +104,12 @@ def read_run(folder: Path) -> Plan:
     found = read_json(path)
     found.pop(DATA_FILES, None)
     try:
-        settings = TrainSettings(**{name: found.pop(name) for name in SETTINGS & found.keys()})
+        settings = TrainSettings(**pop_fields(found, TrainSettings))
         check_settings(settings)
         # Runs of older versions name the options of every task, None where they have none.
         own = names_of(TASKS[settings.task]) if settings.task in TASKS else ()
         options = {k: value for k, value in found.items() if value is not None or k in own}
-        known = names_of(METHODS[settings.method])
-        mine = {name: options.pop(name) for name in known & options.keys()}
+        mine = pop_fields(options, METHODS[settings.method])
         task = make_task(settings.task, spell=str, **options)
         return Plan(settings, task, make_method(settings.method, **mine))
     except (TypeError, ValueError) as error:
