@@ -30,27 +30,26 @@ def ask_model(
     reply: Callable[[Sequence[str]], dict[str, str]],  # to each prompt
 ) -> Json:
     """The questions that are `kept`, and of each split the share that passes each filter."""
-    rows = [row for split in splits.values() for row in split]
-    asked = {row.question: list(probes(row)) for row in rows}
-    replies = reply(sorted({text for row in asked.values() for texts, _ in row for text in texts}))
-    passed = {}
-    for question, row in asked.items():
+    asked = {row.question: list(probes(row)) for rows in splits.values() for row in rows}
+    prompts = {text for each in asked.values() for texts, _ in each for text in texts}
+    replies = reply(sorted(prompts))
+    passed = {}  # of each question, which of FILTERS
+    for question, each in asked.items():
         first, second, guessed = (
-            any(names_one_of(replies[text], names) for text in texts) for texts, names in row
+            any(names_one_of(replies[text], names) for text in texts) for texts, names in each
         )
         marks = first, second, not guessed
         passed[question] = *marks, all(marks)
     shares = {}
     for split, rows in splits.items():
-        marks = zip(*(passed[row.question] for row in rows))
-        shares[split] = {"rows": len(rows)} | dict(zip(FILTERS, map(fmean, marks)))
-    kept = [question for question, marks in passed.items() if all(marks)]
+        by_filter = zip(*(passed[row.question] for row in rows))
+        shares[split] = {"rows": len(rows)} | dict(zip(FILTERS, map(fmean, by_filter)))
     return {
         "shares": shares,
         "phrasings": PHRASINGS,
         "guesses": GUESSES,
         "new_tokens": NEW_TOKENS,
-        "kept": kept,
+        "kept": [question for question, (*_, kept) in passed.items() if kept],
     }
 
 

@@ -115,7 +115,7 @@ class TwoHop(Rows):
         cut = split != "test" and not self.valid and self.valid_share > 0
         rows, about = self.divided if cut else super().read_split(split)
         if self.known:
-            rows = self.kept_rows(rows, about)
+            rows = self.known_rows(rows, about)
         used = len(rows)
         if cut:
             rows = [row for row in rows if self.held_out(row.subject) == (split == "valid")]
@@ -154,18 +154,18 @@ class TwoHop(Rows):
         return replace(row, taught=self.fact_thoughts != "untaught")
 
     @cached_property
-    def known_rows(self) -> Json:
-        """What --known holds."""
+    def what_is_known(self) -> Json:
+        """What the file --known holds, see `read_known`."""
         return read_known(Path(self.known))
 
-    def kept_rows(self, rows: list[TwoHopExample], about: Json) -> list[TwoHopExample]:
+    def known_rows(self, rows: list[TwoHopExample], about: Json) -> list[TwoHopExample]:
         """The rows whose facts are known. Raises ValueError if the model was not asked them."""
-        if about["sha256"] not in self.known_rows["files"]:
+        if about["sha256"] not in self.what_is_known["files"]:
             raise ValueError(
                 f"--known {self.known} was made from other rows than those of {about['file']} "
                 f"(SHA-256 {about['sha256']:.12}…). Make it anew: data two-hop --ask-model."
             )
-        return [row for row in rows if row.question in self.known_rows["kept"]]
+        return [row for row in rows if row.question in self.what_is_known["kept"]]
 
     def held_out(self, subject: str) -> bool:
         """Whether rows about `subject` are not trained on."""
@@ -198,7 +198,7 @@ class TwoHop(Rows):
         if self.facts and self.train:
             found["facts"] = self.fact_rows.about | {"repeats": self.fact_repeats}
         if self.known:
-            known = self.known_rows
+            known = self.what_is_known
             found["known"] = {
                 "file": self.known,
                 "rows": len(known["kept"]),
