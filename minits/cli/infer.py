@@ -96,7 +96,7 @@ def run(given: Given) -> tuple[Record, int]:
     prompts, example = read_prompts(flags), None
     opened = open_model(flags)
     about, task = opened.about, opened.task
-    config = replace(config, think=decide(flags, opened, asked))
+    config = replace(config, think=whether_to_think(flags, opened, asked))
     if prompts is None:
         example = task.demo()
         prompts = texts = [Prompt(None, example.prompt)]
@@ -119,8 +119,8 @@ def run(given: Given) -> tuple[Record, int]:
     return {}, 0
 
 
-def decide(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
-    """Whether to think. Raises ValueError for flags that were given and do not go with that."""
+def whether_to_think(flags: InferFlags, opened: Opened, given: Collection[str]) -> bool:
+    """From --think and the weights. Raises ValueError for given flags that do not go with it."""
     engine, about, folder = opened.engine, opened.about, opened.folder
     if flags.think == "on" and not engine.thinks:
         raise ValueError(
@@ -208,13 +208,14 @@ def answer_in_order(opened: Opened, way: Way, flags: InferFlags) -> Iterator[Ans
         near = range(start, min(start + ahead, len(way.ids)))
         rows = sorted(near, key=lambda row: len(way.ids[row]))
         found: dict[int, Answer] = {}
+        due = start  # the row whose answer is the next to give
         for first in range(0, len(rows), size):
             chosen = rows[first : first + size]
             batch = [way.ids[row] for row in chosen]
             found |= zip(chosen, answer_batch(opened, batch, way.config, flags))
-            while start in found:
-                yield found.pop(start)
-                start += 1
+            while due in found:
+                yield found.pop(due)
+                due += 1
 
 
 def answer_batch(

@@ -33,11 +33,14 @@ class Way(NamedTuple):
 def ways_of(
     flags: Any, texts: Sequence[Prompt], opened: Opened, config: GenerationConfig
 ) -> list[Way]:
-    """The usual way first, then those of --thought and --question-first. Raises as the others."""
+    """The usual way first, then those of --thought and --question-first.
+
+    Raises ValueError for a prompt or a thought that cannot be.
+    """
     ids = encode(texts, opened, config, flags.file)
     found = [Way("", ids, config)]
     if flags.thought:
-        given = edits(flags.thought, opened, config)
+        given = scripted_thoughts(flags.thought, opened, config)
         scripted = replace(config, hook=Scripted([given] * len(ids)))
         name = " ".join(f"--thought {each}" for each in flags.thought)
         found.append(Way(name, ids, scripted, given))
@@ -55,7 +58,7 @@ def ways_of(
     return found
 
 
-def edits(
+def scripted_thoughts(
     asked: Sequence[str], opened: Opened, config: GenerationConfig
 ) -> dict[int, list[int]]:
     """What T is made to say by chunk, from K=TEXT. Raises ValueError naming what cannot be."""
