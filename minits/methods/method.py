@@ -19,7 +19,7 @@ class Stage(NamedTuple):
     name: str
     steps: int  # optimizer steps
     resets: bool = True  # whether the optimizer's state begins anew
-    fresh: bool = True  # whether sizes of batches do, too, and the CUDA graphs that know them
+    fresh: bool = True  # whether sizes of batches, and CUDA graphs of these sizes, begin anew
     # Whether its rows still hold what the last stage leaves out. Such weights are evaluated on
     # rows like these, before the next fresh stage at the latest, and are never the best.
     partial: bool = False

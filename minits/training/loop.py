@@ -242,20 +242,20 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
     with objects_frozen(), ExitStack() as around:
         around.callback(stop.guard, file.close)
         around.callback(stop.guard, bar.close)
-        over = False
+        interrupted = False
         # The run may have been interrupted at a step to evaluate at, before it was evaluated.
         if lead and settings.keep_best and 0 < training.done < settings.steps:
             if training.done % settings.eval_every == 0:
                 evaluate_between(training, stop, log)
-        while training.done < settings.steps and not over:
+        while training.done < settings.steps and not interrupted:
             if training.done == training.stage_end:
                 training.begin_stage()
-            over = train_stage(training, stop, file, bar, log)
-        over = distributed.anyone(stop.asked)
+            interrupted = train_stage(training, stop, file, bar, log)
+        interrupted = distributed.anyone(stop.asked)
         if lead and not settings.no_save:
             training.save()
     raise_output_error(training, stop)
-    return training.done == settings.steps and not over
+    return training.done == settings.steps and not interrupted
 
 
 def raise_output_error(training: Training, stop: Stop) -> None:
@@ -272,20 +272,20 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
     """Trains to the end of the stage; returns whether it was interrupted."""
     settings, lead = training.settings, distributed.rank() == 0
     unread: list[TakenStep] = []
-    over = False
+    interrupted = False
     with (
         ExitStack() as at_end,
         closing(training.stream.ahead(training.done, training.stage_end)) as batches,
     ):
         # Also after an error among the samples.
         at_end.callback(lambda: write_metrics(training, unread, file, stop))
-        while training.done < training.stage_end and not over:
+        while training.done < training.stage_end and not interrupted:
             started = time.perf_counter()
             taken = take_step(training, *next_of(batches))
             seconds = training.seconds + time.perf_counter() - started
             taken.metrics["seconds"] = round(seconds, 3)
             unread.append(taken)
-            over = distributed.anyone(stop.asked)
+            interrupted = distributed.anyone(stop.asked)
             last = training.done == settings.steps
             to_log, to_evaluate, to_save = (
                 every > 0 and training.done % every == 0
@@ -293,7 +293,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
             )
             to_log |= last
             to_evaluate |= training.ends_partial()
-            if to_log or to_evaluate or to_save or over:
+            if to_log or to_evaluate or to_save or interrupted:
                 metrics = write_metrics(training, unread, file, stop)
                 answer, thoughts = metrics["lm_loss"], metrics["thought_loss"]
                 figures = {"lm": f"{answer:.3f}", "thought": f"{thoughts:.3f}"}
@@ -310,7 +310,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
                 evaluate_between(training, stop, log)
             if to_save and lead and not settings.no_save:
                 training.save()
-    return over
+    return interrupted
 
 
 def write_metrics(

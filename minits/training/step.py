@@ -46,7 +46,7 @@ class OptimizerStep:
         self.device, self.cuda = model.device, model.device.type == "cuda"
         self.parameters = list(model.parameters())
         self.optimizer = make_optimizer(model, settings)
-        self.weights = torch.tensor([1.0, settings.thought_weight], device=self.device)
+        self.loss_weights = torch.tensor([1.0, settings.thought_weight], device=self.device)
         self.stopped = torch.zeros((), device=self.device)
         alone = distributed.world() == 1
         self.wrapped = self.loss_module if alone else self.in_group()
@@ -138,7 +138,7 @@ class OptimizerStep:
                     found = self.wrapped(part)
                 means = torch.stack([found.lm, found.thought]) / counts
                 # L = L_LM + w L_T; summed over the ranks, though DDP averages.
-                loss = (means * self.weights).sum() * distributed.world()
+                loss = (means * self.loss_weights).sum() * distributed.world()
                 loss.backward()
             losses = losses + means.detach()
         return distributed.total(losses)

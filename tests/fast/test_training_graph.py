@@ -96,9 +96,9 @@ def test_after_a_figure_that_is_not_finite_no_step_changes_anything(tmp_path):
     training = begin(tmp_path, **PACKED)
     train_step(training, training.stream.rows(0))
     before = weights_of(training)
-    weights = training.update.weights.clone()
+    weights = training.update.loss_weights.clone()
     for value in (weights * float("nan"), weights):
-        training.update.weights.copy_(value)
+        training.update.loss_weights.copy_(value)
         rows = training.stream.rows(1)
         take_step(training, rows, training.stream.parts(rows))
     after = weights_of(training)
