@@ -89,7 +89,7 @@ class Coconut(Pause):
         config: ThinkingConfig,
         *,
         sizes: ExactSizes = ExactSizes(),
-        **_how: Any,  # of layouts: it has but one
+        **_how: Any,  # layout and row_tokens: there is but one layout
     ) -> LatentBatch:
         k = latents_of(rows[0].ids[: rows[0].prompt_length])
         prompts = [row.ids[: row.prompt_length - 1 - k] for row in rows]
@@ -144,13 +144,14 @@ class Coconut(Pause):
         self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
     ) -> Reading:
         k, device = latents_of(prompts[0]), engine.device
+        # The hook is for latents alone; they and `end` need room in the cache.
         room = replace(config, max_new_tokens=config.max_new_tokens + k + 1, hook=NOTHING)
         reading = prefill(engine, [ids[: len(ids) - 1 - k] for ids in prompts], room)
-        ends = on_device([ids[-1:] for ids in prompts], device)
-        ends = engine.backbone.model.embed_tokens(ends)  # [B, 1, E]
+        ends = on_device([ids[-1:] for ids in prompts], device)  # [B, 1]
+        embedded_ends = engine.backbone.model.embed_tokens(ends)  # [B, 1, E]
         last = max(k - 1, 0)
         for number in range(last + 1):
-            parts = [ends] if number == last else []
+            parts = [embedded_ends] if number == last else []
             if k:
                 places = [(row, number) for row in range(len(prompts))]
                 parts = [config.hook.states(places, reading.out[:, None]), *parts]
