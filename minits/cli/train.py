@@ -12,7 +12,7 @@ from shlex import quote
 from minits.checkpoint.files import listing, write_text
 from minits.cli.flags import Given, Output, add_flags, check_idle, note, take
 from minits.cli.models import RUNS, newest_run
-from minits.lab.presets import check_contents, check_needs, find
+from minits.lab.presets import check_contents, check_needs, find_preset
 from minits.lab.provenance import Record, record
 from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
@@ -154,8 +154,10 @@ FREE = {each.name for each in fields(TrainSettings) if each.metadata.get("free")
 def with_preset(given: Given) -> Given:
     """`given` with its preset's settings; raises ValueError for a flag that makes another run."""
     name = given["preset"]
-    settings, files = find(name).settings, find(name).files
-    free = FREE.union(files)  # which lie where whoever runs it has them; others make another run
+    preset = find_preset(name)
+    settings = preset.settings
+    # Files lie where whoever runs it has them; other settings make another run.
+    free = FREE.union(preset.files)
     contrary = [
         f"{flag(key)} {value} (preset: {settings.get(key, 'the default')})"
         for key, value in sorted(given.items())

@@ -82,7 +82,7 @@ MADE: Columns = {  # the last columns of every table: what it takes to trust a f
 }
 
 
-def share(evaluation: Record) -> str:
+def accuracy_of(evaluation: Record) -> str:
     """Accuracy and its 95 % interval, in percent."""
     return interval((evaluation["accuracy"], *evaluation["interval"]))
 

@@ -289,7 +289,7 @@ TABLES = {  # title of each table of Table 1, and the beginnings of its presets'
 # -- what a preset needs ---------------------------------------------------------------------------
 
 
-def find(name: str) -> Preset:
+def find_preset(name: str) -> Preset:
     """The preset called `name`. Raises ValueError naming those there are, or near it."""
     if name not in PRESETS:
         family = {each: each.partition("/")[0] for each in (name, *PRESETS)}
@@ -304,7 +304,7 @@ def find(name: str) -> Preset:
 
 def check_needs(name: str, given: Settings) -> None:
     """Raises ValueError where weights or files that a preset needs were not given, naming all."""
-    preset, tiny = find(name), given.get("model", "tiny") == "tiny"
+    preset, tiny = find_preset(name), given.get("model", "tiny") == "tiny"
     lacking = [
         f"{flag(split)} FILE{known_of(known)}"
         for split, known in preset.files.items()
@@ -335,16 +335,16 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
 
     As the task does where a file is none, or is not there.
     """
-    preset, wrong = find(name), []
+    preset, wrong = find_preset(name), []
     if preset.model:
         path = checkpoint_of(local_folder(model, revision)) / "config.json"
-        wrong += differences(f"{path}", preset.model, read_json(path))
+        wrong += mismatches(f"{path}", preset.model, read_json(path))
     sources = task.sources() if any(preset.files.values()) else {}
     for split, known in preset.files.items():
         if known:
             about = sources[split]
             lines = about["rows"] + about["skipped"]
-            wrong += differences(f"{flag(split)} {about['file']}", known, about | {"rows": lines})
+            wrong += mismatches(f"{flag(split)} {about['file']}", known, about | {"rows": lines})
     if wrong:
         raise ValueError(
             f"--preset {name} is a run on other weights or rows: {'; '.join(wrong)}. Name those, "
@@ -352,7 +352,7 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
         )
 
 
-def differences(what: str, known: Settings, found: Settings) -> list[str]:
+def mismatches(what: str, known: Settings, found: Settings) -> list[str]:
     """Where what was found is not what is known."""
     return [
         f"{what}: {key} {printable(found.get(key))}, not {value}"

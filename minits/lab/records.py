@@ -203,7 +203,7 @@ class Book(NamedTuple):
         return [best[seed] for seed in sorted(best)]
 
     def cells(self, beginning: str, *endings: str) -> list[Cell]:
-        """Those of the presets whose names begin so, or are that and one of the endings."""
+        """Those of all presets whose names begin so; given endings, of the names put together."""
         names = [f"{beginning}{ending}" for ending in endings]
         names = names or [name for name in PRESETS if name.startswith(beginning)]
         return [self.cell(name) for name in names if name in PRESETS]

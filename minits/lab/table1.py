@@ -7,12 +7,12 @@ from minits.lab.columns import (
     NONE,
     NOT_RUN,
     Columns,
+    accuracy_of,
     apart,
     distinct,
     in_paper,
     markdown,
     mean_of,
-    share,
     table_of,
 )
 from minits.lab.presets import PRESETS, TABLES, Preset
@@ -22,8 +22,8 @@ from minits.lab.records import Cell, Record
 def state_tracking(records: Sequence[Record]) -> str:
     """A line for each run of a preset of Table 1, and for each that was never run."""
     figures: Columns = {
-        "longer [N, 100], %": distinct(lambda run: share(run["ood"])),
-        "in distribution, %": distinct(lambda run: share(run["id"])),
+        "longer [N, 100], %": distinct(lambda run: accuracy_of(run["ood"])),
+        "in distribution, %": distinct(lambda run: accuracy_of(run["id"])),
         "thoughts right (longer), %": mean_of("ood", "thought_accuracy"),
         "n": distinct(lambda run: str(run["ood"]["n"])),
     }

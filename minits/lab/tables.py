@@ -11,6 +11,7 @@ from minits.lab.columns import (
     NONE,
     NOT_RUN,
     Columns,
+    accuracy_of,
     apart,
     distinct,
     in_paper,
@@ -18,7 +19,6 @@ from minits.lab.columns import (
     markdown,
     mean_of,
     not_run,
-    share,
     table_of,
     times_over,
     title,
@@ -97,7 +97,7 @@ def methods(book: Book) -> str:
     lines = []
     for names in rows:
         if known := [name for name in names if name in PRESETS]:
-            cells = [part for name in names for part in benchmark(name, book)]
+            cells = [part for name in names for part in cell_in_full(name, book)]
             lines.append([title(book.cell(known[0])), *cells])
     compared: list[str] = []
     for size, (name, beginning), group in product(WIDTHS, BENCHMARKS.items(), (LINES, PLAIN)):
@@ -108,7 +108,7 @@ def methods(book: Book) -> str:
     return "\n\n".join(filter(None, [words, markdown(columns, lines), "\n".join(compared)]))
 
 
-def benchmark(name: str, book: Book) -> list[str]:
+def cell_in_full(name: str, book: Book) -> list[str]:
     """Accuracy, speed-up and seconds of a cell, the paper's beside them."""
     if name not in PRESETS:
         return [NONE] * 3
@@ -167,8 +167,8 @@ def called(method: str, options: Record) -> str:
 
 SAYING = "thoughts that say something, right, %"
 ROWS: Columns = {
-    "test, %": distinct(lambda run: share(run["test"])),
-    "valid, %": distinct(lambda run: share(run["valid"]) if "valid" in run else NONE),
+    "test, %": distinct(lambda run: accuracy_of(run["test"])),
+    "valid, %": distinct(lambda run: accuracy_of(run["valid"]) if "valid" in run else NONE),
     "n": distinct(lambda run: str(run["test"]["n"])),
     SAYING: mean_of("test", "nontrivial_right"),
 }
@@ -275,7 +275,7 @@ def probe(record: Record, book: Book) -> Iterator[list[str]]:
     for (key, value), words in CHANGED.items():
         if record.get(key) == value:
             less = interval(less_as_it_is(record, book), "+")
-            yield [named, words, share(record), less, *ending]
+            yield [named, words, accuracy_of(record), less, *ending]
     if found := record.get("question_first"):
         before = record["accuracy"]
         mended = (found["of_them_right"] or 0) * found["rows_wrong_before"] / record["n"]

@@ -12,7 +12,7 @@ import run
 from minits.checkpoint.tiny import ASSETS
 from minits.cli.train import chosen, with_preset
 from minits.lab import paper
-from minits.lab.presets import CHUNKS, LAYERS, PRESETS, check_contents, find
+from minits.lab.presets import CHUNKS, LAYERS, PRESETS, check_contents, find_preset
 from minits.methods import METHODS
 from minits.methods.curriculum import Curriculum
 from minits.methods.method import Stage
@@ -137,9 +137,9 @@ def test_a_preset_of_tiny_runs_takes_no_weights_and_no_files():
 
 def test_an_unknown_name_brings_its_family_or_all_families():
     with pytest.raises(ValueError, match="gsm/0.5b-cot, gsm/0.5b-no-cot"):
-        find("gsm/none")
+        find_preset("gsm/none")
     with pytest.raises(ValueError, match="tiny/…, table1/…, .*run.py report") as error:
-        find("none")
+        find_preset("none")
     assert len(str(error.value)) < 250
 
 
