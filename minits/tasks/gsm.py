@@ -71,10 +71,10 @@ class Gsm(Rows):
             )
         return SplitRows(whole, about | {"left_out": len(rows) - len(whole)})
 
-    def row(self, line: str) -> Any:
+    def parse(self, line: str) -> Any:
         if self.align != "given":
             return parse_problem(line)
-        row = super().row(line)
+        row = super().parse(line)
         if "####" in row.answer:
             raise ValueError(
                 "the answer is a chain of thought (####), whose steps have no places: --align "
@@ -103,7 +103,7 @@ class Gsm(Rows):
         return self.with_words(Example(row.question, steps, row.answer, (), len(steps), row.name))
 
     def with_words(self, example: Example) -> Example:
-        """As that of the task rows; where the last step gives the answer, this is known of it."""
+        """As that of the task rows; the answer's `values` are known if the last step gives it."""
         example = super().with_words(example)
         if not example.steps or value(example.steps[-1].text) != number_in(example.answer):
             return example

@@ -25,6 +25,7 @@ from minits.tasks.answers import COMPARED, SCORINGS, number_behind
 from minits.tasks.task import USUAL, Task
 
 FILES = ("train", "valid", "test")
+HUB = "hf://datasets/"  # what names of files there begin with
 ROW = {"question": str, "steps": list, "answer": str}
 STEP = {"at": int, "text": str}
 WORDS = {str: "a text", list: "a list", int: "a whole number"}
@@ -104,11 +105,13 @@ class Rows(Task):
         names = getattr(self, split)
         if not names:
             raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
-        read = [read_rows(split, name, self.row, self.skip_bad) for name in files_in(split, names)]
+        read = [
+            read_rows(split, name, self.parse, self.skip_bad) for name in files_in(split, names)
+        ]
         return read[0] if len(read) == 1 else joined(names, read)
 
-    def row(self, line: str) -> Any:
-        """The example in a line, or what `example` makes one of.
+    def parse(self, line: str) -> Any:
+        """The example in a line of a file, or what `example` makes one of.
 
         Raises ValueError saying what is wrong with it.
         """
@@ -177,9 +180,6 @@ class Rows(Task):
         )
         kept = {split, "train"} if there else {split}
         return replace(chosen, **dict.fromkeys(set(FILES) - kept)), split
-
-
-HUB = "hf://datasets/"
 
 
 def files_in(split: str, names: str) -> list[str]:

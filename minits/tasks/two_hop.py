@@ -172,7 +172,7 @@ class TwoHop(Rows):
         digest = sha256(normalised(subject).encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.valid_share * 2**64
 
-    def row(self, line: str) -> Any:
+    def parse(self, line: str) -> Any:
         row = self.with_words(parse_two_hop(line, self.step_after))
         steps = row.steps if self.steps_shown == "both" else row.steps[:1]
         if self.steps_shown == "name":
