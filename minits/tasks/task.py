@@ -131,7 +131,7 @@ class Task(Protocol):
         return replace(self, **given), self.splits[-1]
 
     def sized(self, size: int | None) -> Task:
-        """What `data` shows an example of, given its --ops."""
+        """The task with examples of `size`, which `data` shows; None: of a size that is usual."""
         if size is not None:
             raise ValueError(f"--ops {size}: {self.name} has no such option; leave it out.")
         return self

@@ -43,7 +43,7 @@ def draw_rows(
     *,
     seed: int,
     n: int,  # of a finite split at most all
-    stage: int = -1,  # as which they are encoded
+    stage: int = -1,  # of a training, as for which they are encoded; -1: the last one
 ) -> Pairs:
     """Evaluation examples with encodings: the same for all methods, never those of training."""
     found = []

@@ -7,7 +7,7 @@ from operator import add, mul, neg, pos, sub, truediv
 # Without sign, commas and units: what stands in a calculation.
 OPERAND = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+")
 TOKEN = re.compile(rf"{OPERAND.pattern}|[-+*/()%]")
-PERCENT = re.compile(rf"({OPERAND.pattern})(%?)")
+PERCENT = re.compile(rf"({OPERAND.pattern})(%?)")  # or none: any operand
 LONGEST = 500  # characters of a calculation: Python's parser calls itself
 OPERATIONS = {
     ast.Add: add,
@@ -36,7 +36,11 @@ def evaluate(text: str) -> Fraction:
 
 
 def computed(node: ast.expr) -> Fraction:
-    """Raises KeyError for other operations, as ** and //, AttributeError for others, as 2(3)."""
+    """The value of what Python's parser made of a calculation.
+
+    Raises KeyError for an operation that is not ours (** or //), AttributeError for another thing
+    that is no operation, such as the call 2(3).
+    """
     if isinstance(node, ast.Constant):
         return Fraction(node.value)
     sides = (side for side in ast.iter_child_nodes(node) if isinstance(side, ast.expr))

@@ -100,9 +100,10 @@ def template(problem: Problem) -> Template | None:
     variables, places, constants = variables_of(problem.question, set(chain(*operands)))
     sources = list(chain(*(forms(kind, number) for kind, number, _ in variables)))
     first_result = len(sources)
+    uses: Counter[Fraction] = Counter()  # of operands, from the step at hand on
 
     def source(match: re.Match[str]) -> str:
-        """ "<3>" for an operand, itself for a constant. Raises ValueError if it is not clear."""
+        """An operand as "<3>", a constant as it is. Raises ValueError if it is not clear which."""
         number = Fraction(match[0])
         found = [index for index, value in enumerate(sources) if value == number]
         results = [index for index in found if index >= first_result]
@@ -115,7 +116,7 @@ def template(problem: Problem) -> Template | None:
     steps = []
     try:
         for index, left in enumerate(lefts):
-            uses = Counter(chain(*operands[index:]))  # from this step on
+            uses = Counter(chain(*operands[index:]))
             pattern = OPERAND.sub(source, left)
             value = evaluate(left)
             steps.append((pattern, decimals_of(spelled(value, DECIMALS))))
