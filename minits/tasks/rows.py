@@ -136,10 +136,10 @@ class Rows(Task):
             raise ValueError(f"there is no row to show: {error} Or give a PROMPT.") from error
 
     def steps_and_answer(self, text: str, thoughts: Sequence[str] | None) -> tuple[str, str]:
-        """(the steps that were thought, or written before the answer; the answer) in `text`."""
+        """(steps that were thought, or written before any answer; the last answer) of `text`."""
         opening = self.opening.strip()
-        before, _, answer = text.rpartition(opening) if opening else ("", "", text)
-        return (before if thoughts is None else " ".join(thoughts)), answer
+        *before, answer = text.split(opening) if opening else [text]
+        return "".join(before[:1]) if thoughts is None else " ".join(thoughts), answer
 
     def size(self, split: str) -> int:
         return len(self.loaded(split).examples) if self.has(split) else 0

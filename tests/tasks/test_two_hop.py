@@ -572,6 +572,7 @@ def test_every_gold_is_right(files, ask):
         (None, "Bay 50 is in Mali. The answer is Bamako", True, True),
         (None, "Bay 50 is in Japan. The answer is Bamako", True, False),
         (None, "The answer is Bamako", True, None),
+        (None, "The answer is Oslo. The answer is Oslo", False, None),  # what repeats is no step
     ],
 )
 def test_results_by_hop(files, thoughts, text, answer, bridge):
