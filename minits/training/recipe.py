@@ -140,8 +140,8 @@ class TrainSettings(Machine):
     )
     save_dtype: str = setting(
         "float32",
-        "type of the weights in checkpoints; beside those of bfloat16 lie the float32 ones, for "
-        "an exact resume",
+        "type of the weights in checkpoints, with which later runs (--model) begin; beside those "
+        "of bfloat16 lie the float32 ones, for an exact resume alone",
         choices=("float32", "bfloat16"),
         free=True,
     )
