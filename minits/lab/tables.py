@@ -252,7 +252,7 @@ CHANGED = {  # what an evaluation of trained weights may change: (key, value) of
     ("ask", "first"): "the first hop alone is asked for",
     ("ask", "second"): "the second hop alone is asked for",
 }
-FIRST = "question first where it was wrong (the paper: %.2f to %.2f)" % paper.QUESTION_FIRST
+ASKED_FIRST = "question first where it was wrong (the paper: %.2f to %.2f)" % paper.QUESTION_FIRST
 
 
 def probes(book: Book) -> str:
@@ -261,7 +261,7 @@ def probes(book: Book) -> str:
     columns = ["run", "changed", "test, %", "less as it is, points", "n", "machine", "revision"]
     lines = [found for record in book.probes for found in probe(record, book)]
     done = {changed for _, changed, *_ in lines}
-    for word in (*CHANGED.values(), FIRST):
+    for word in (*CHANGED.values(), ASKED_FIRST):
         if word not in done:
             lines.append([NONE, word, *not_run(len(columns) - 2)])
     return f"{trained}\n\n{markdown(columns, lines)}"
@@ -280,7 +280,7 @@ def probe(record: Record, book: Book) -> Iterator[list[str]]:
         before = record["accuracy"]
         mended = (found["of_them_right"] or 0) * found["rows_wrong_before"] / record["n"]
         right = f"{100 * before:.1f} to {100 * (before + mended):.1f}"
-        yield [named, FIRST, right, f"on all rows {100 * found['accuracy']:.1f}", *ending]
+        yield [named, ASKED_FIRST, right, f"on all rows {100 * found['accuracy']:.1f}", *ending]
 
 
 def less_as_it_is(record: Record, book: Book) -> Interval | None:

@@ -20,7 +20,7 @@ from minits.settings import setting
 from minits.supervision import Example, Row, encode_prompt
 from minits.thinking import ThinkingConfig, ThinkingStates
 
-SEED = "."  # the token whose weights the three start from
+START = "."  # the token whose weights the three begin with
 MARKED = ("pause", "coconut")  # methods that have trained the three
 
 
@@ -100,7 +100,7 @@ class Pause(Curriculum):
                 "(--model RUN), and this model is none; 0 begins with a stage of CoT."
             )
         for weight in (backbone.model.embed_tokens.weight, backbone.lm_head.weight):
-            weight[begin : begin + self.spare] = weight[tokenizer.encode(SEED)[0]]
+            weight[begin : begin + self.spare] = weight[tokenizer.encode(START)[0]]
 
 
 def latents_of(prompt: Sequence[int]) -> int:
