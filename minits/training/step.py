@@ -51,11 +51,9 @@ class OptimizerStep:
         alone = distributed.world() == 1
         self.wrapped = self.loss_module if alone else self.in_group()
         self.graphs = None
-        if self.cuda and alone and settings.accumulate == 1:
+        if self.cuda and alone:
             self.graphs = StepGraphs(
-                lambda batch: self.step([batch]),
-                self.without_effect,
-                several_widths=settings.layout == "rows",
+                self.step, self.without_effect, several_widths=settings.layout == "rows"
             )
         if settings.compile:
             if not alone:  # else each layer of 0.5B becomes three graphs, of no use to DDP
@@ -113,7 +111,7 @@ class OptimizerStep:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        return self.step(parts) if self.graphs is None else self.graphs.replay(parts[0])
+        return self.step(parts) if self.graphs is None else self.graphs.replay(parts)
 
     def step(self, parts: Sequence[FlatBatch]) -> Tensor:
         """The step itself."""

@@ -119,17 +119,21 @@ class SampleStream(Dataset):
         return row
 
     def parts(self, rows: list[Row]) -> list[FlatBatch]:
-        """A step's samples in `accumulate` batches, in memory from which a card can take them."""
-        size = -(-len(rows) // self.settings.accumulate)
+        """A step's samples in `accumulate` batches, in memory from which a card can take them.
+
+        They are dealt out in turn: sorted by length, they make rows of the same width nearly
+        everywhere, so that one graph serves most steps.
+        """
+        count = min(self.settings.accumulate, len(rows))
         parts = [
             self.method.collate(
-                rows[i : i + size],
+                rows[i::count],
                 self.config,
                 layout=self.settings.layout,
                 row_tokens=self.settings.row_tokens,
                 sizes=self.sizes,
             )
-            for i in range(0, len(rows), size)
+            for i in range(count)
         ]
         return [part.map(Tensor.pin_memory) for part in parts] if self.cuda else parts
 

@@ -84,9 +84,13 @@ def test_attention_at_the_widths_of_rows_has_finite_gradients(tokens):
 
 
 @pytest.mark.parametrize("layout", ["rows", "pack", "long_rows"])
-@pytest.mark.parametrize("method", ["thinking", "no-cot"])
-def test_graphs_take_the_steps_that_single_kernels_take(layout, method, tmp_path):
-    graphed, plain = graphed_and_plain(tmp_path, layout=layout, method=method)
+@pytest.mark.parametrize(
+    ("method", "accumulate"), [("thinking", 1), ("thinking", 3), ("no-cot", 1)]
+)
+def test_graphs_take_the_steps_that_single_kernels_take(layout, method, accumulate, tmp_path):
+    graphed, plain = graphed_and_plain(
+        tmp_path, layout=layout, method=method, accumulate=accumulate
+    )
     for step in range(6):
         assert_same_step(graphed, plain, plain.stream.rows(step))
     assert graphed.update.graphs.captured
@@ -132,6 +136,12 @@ def test_a_run_saved_on_cuda_goes_on_there_as_if_it_had_not_stopped(tmp_path):
 # -- the graphs' memory ----------------------------------------------------------------------------
 
 
+def memory_of(pool: tuple[int, int]) -> int:
+    """Bytes that torch holds for the graphs of `pool`."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(x["total_size"] for x in segments if tuple(x["segment_pool_id"]) == tuple(pool))
+
+
 def test_after_the_last_step_the_memory_of_the_graphs_is_free(tmp_path):
     training = begin(tmp_path, **PACKED)
     train_step(training, training.stream.rows(0))
@@ -152,11 +162,7 @@ def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_
     held = []  # of each capture: the memory in the graphs' pools when it begins
 
     def memory() -> int:
-        return sum(
-            segment["total_size"]
-            for segment in torch.cuda.memory_snapshot()
-            if tuple(segment["segment_pool_id"]) in pools
-        )
+        return sum(map(memory_of, pools))
 
     def watched(run, pool) -> torch.cuda.CUDAGraph:
         held.append(memory())
@@ -181,7 +187,17 @@ def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_
             assert_same_step(graphed, plain, rows)
         assert len(held) == 4
         assert held[3] <= full[2] / 4
-        assert list(graphed.update.graphs.captured) == [256]
+        assert list(graphed.update.graphs.captured) == [(256,)]
+
+
+def test_parts_of_a_step_take_turns_in_the_memory_of_its_graph(tmp_path):
+    held = {}
+    for parts in (1, 8):
+        options = PACKED | {"layout": "rows", "accumulate": parts, "steps": 8}
+        training = begin(tmp_path / str(parts), **options)
+        train_step(training, training.stream.rows(0) * 32)
+        held[parts] = memory_of(training.update.graphs.pool)
+    assert held[8] <= held[1] / 2  # the gradients, too, lie there
 
 
 def test_each_width_of_rows_is_captured_once_in_a_training(tmp_path, monkeypatch):
@@ -190,9 +206,9 @@ def test_each_width_of_rows_is_captured_once_in_a_training(tmp_path, monkeypatch
     graphs = training.update.graphs
     widths, record = [], graphs.record
 
-    def watched(batch: FlatBatch) -> tuple:
-        widths.append(batch.ids.shape[1])
-        return record(batch)
+    def watched(parts: list[FlatBatch]) -> tuple:
+        widths.append(tuple(part.ids.shape[1] for part in parts))
+        return record(parts)
 
     monkeypatch.setattr(graphs, "record", watched)
     assert train(training, silent)

@@ -352,8 +352,9 @@ def test_it_learns_through_its_latents(tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
-def test_on_a_card_steps_and_answers_are_the_plain_ones(tmp_path):
-    options = {"device": "cuda", "dtype": "float32", "batch_size": 8}
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_on_a_card_steps_and_answers_are_the_plain_ones(accumulate, tmp_path):
+    options = {"device": "cuda", "dtype": "float32", "batch_size": 8, "accumulate": accumulate}
     graphed, plain = (begin(tmp_path / name, **options) for name in ("graphed", "plain"))
     plain.update.graphs = None
     for step in range(12):

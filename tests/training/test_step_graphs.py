@@ -40,18 +40,18 @@ def use_graphs(training: Training) -> None:
     """Has `training` take its steps through graphs, as it would on a card."""
     update = training.update
     update.graphs = StepGraphs(
-        lambda batch: update.step([batch]),
-        update.without_effect,
-        several_widths=training.settings.layout == "rows",
+        update.step, update.without_effect, several_widths=training.settings.layout == "rows"
     )
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(
-    layout, tmp_path, monkeypatch
+    layout, accumulate, tmp_path, monkeypatch
 ):
     pretend_card(monkeypatch)
-    options = {"layout": layout, "row_tokens": 64, "steps": 16}
+    options = {"layout": layout, "row_tokens": 64, "steps": 16, "accumulate": accumulate}
+    options["batch_size"] = 5
     plain, graphed = (begin(tmp_path / name, **options) for name in ("plain", "graphed"))
     use_graphs(graphed)
     graphed.stream.sizes = BucketedSizes()
@@ -59,8 +59,9 @@ def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(
         rows = plain.stream.rows(step)
         expected = train_step(plain, rows)
         assert train_step(graphed, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    count = len(graphed.update.graphs.captured)
-    assert count > 1 if layout == "rows" else count == 1
+    captured = graphed.update.graphs.captured
+    assert len(captured) > 1 if layout == "rows" else len(captured) == 1
+    assert {len(widths) for widths in captured} == {accumulate}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -84,7 +85,7 @@ def test_a_graph_takes_the_place_of_those_that_never_come_again(layout, tmp_path
         for _ in range(2):
             train_step(training, samples)
     if layout == "rows":
-        assert beside == [[], [32], [96]]
+        assert beside == [[], [(32,)], [(96,)]]
         assert pools[0] is pools[1] is pools[2]
     else:
         assert beside == [[], [], []]
