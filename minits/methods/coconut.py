@@ -112,26 +112,33 @@ class Coconut(Pause):
         embedded = net.embed_tokens(torch.cat([batch.ids, batch.rest], dim=1))
         prompt, rest = embedded.split([P, R], dim=1)
         casts = torch.is_autocast_enabled(device.type)
-        cache = LatentCache(
-            config.num_hidden_layers,
-            B,
-            config.num_key_value_heads,
-            BucketedSizes().width(P + k + R, 1),
-            config.head_dim,
-            dtype=torch.get_autocast_dtype(device.type) if casts else embedded.dtype,
-            device=device,
-        )
+        # One for each layer, so that all look alike to --compile: of a common one it would make a
+        # graph for each place, and give up after eight.
+        caches = [
+            LatentCache(
+                1,
+                B,
+                config.num_key_value_heads,
+                BucketedSizes().width(P + k + R, 1),
+                config.head_dim,
+                dtype=torch.get_autocast_dtype(device.type) if casts else embedded.dtype,
+                device=device,
+            )
+            for _ in net.layers
+        ]
 
         def read(x: Tensor, starts: Tensor) -> Tensor:
             """x [B, L, E] from positions `starts` [B, 1] on -> final normed vectors [B, L, E]."""
-            frame = LatentFrame(backbone, starts + in_order(*x.shape[:2], device), cache)
-            for number, layer in enumerate(net.layers):
-                x = layer(x, frame, number)
+            frame = LatentFrame(backbone, starts + in_order(*x.shape[:2], device), caches[0])
+            x = x.contiguous()  # as what a layer gives: the first one needs no graph of its own
+            for layer, cache in zip(net.layers, caches):
+                frame.cache = cache
+                x = layer(x, frame)
             return net.norm(x)
 
         ends = batch.lengths[:, None]  # [B, 1]
         out = read(prompt, torch.zeros_like(ends))
-        vector = out[torch.arange(B, device=device), batch.lengths - 1][:, None]  # [B, 1, E]
+        vector = out[torch.arange(B, device=device)[:, None], ends - 1]  # [B, 1, E]
         for number in range(k - 1):
             vector = read(vector, ends + number)
         x = torch.cat([vector, rest], dim=1) if k else rest

@@ -340,6 +340,30 @@ def test_steps_through_graphs_are_the_plain_steps_in_all_stages(tmp_path, monkey
     assert plain.stage_number == 4 and graphed.update.graphs.captured
 
 
+def test_compiled_layers_share_graphs_in_all_stages(tmp_path, monkeypatch):
+    """dynamo gives up after eight, and the model has four layers."""
+    graphs, compile_with = [], torch.nn.Module.compile
+
+    def count(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda layer: compile_with(layer, backend=count)
+    )
+    torch._dynamo.reset()
+    plain, compiled = (begin(tmp_path / str(on), compile=on) for on in (False, True))
+    for step in range(10):
+        if step in (2, 4, 6, 8):
+            for training in (plain, compiled):
+                training.begin_stage()
+        rows = plain.stream.rows(step)
+        expected = train_step(plain, rows)
+        assert train_step(compiled, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert 0 < len(graphs) <= 6
+    torch._dynamo.reset()
+
+
 def test_it_learns_through_its_latents(tmp_path):
     training = begin(tmp_path, steps=60, warmup=0, decay=0.0)
     first = training.model.backbone.model.embed_tokens.weight[-3:].detach().clone()
