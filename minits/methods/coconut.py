@@ -112,6 +112,7 @@ class Coconut(Pause):
         embedded = net.embed_tokens(torch.cat([batch.ids, batch.rest], dim=1))
         prompt, rest = embedded.split([P, R], dim=1)
         casts = torch.is_autocast_enabled(device.type)
+        slots = BucketedSizes().width(P + k + R, 1)  # a span at which gradients are finite
         # One for each layer, so that all look alike to --compile: of a common one it would make a
         # graph for each place, and give up after eight.
         caches = [
@@ -119,7 +120,7 @@ class Coconut(Pause):
                 1,
                 B,
                 config.num_key_value_heads,
-                BucketedSizes().width(P + k + R, 1),
+                slots,
                 config.head_dim,
                 dtype=torch.get_autocast_dtype(device.type) if casts else embedded.dtype,
                 device=device,

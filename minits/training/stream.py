@@ -121,8 +121,8 @@ class SampleStream(Dataset):
     def parts(self, rows: list[Row]) -> list[FlatBatch]:
         """A step's samples in `accumulate` batches, in memory from which a card can take them.
 
-        They are dealt out in turn: sorted by length, they make rows of the same width nearly
-        everywhere, so that one graph serves most steps.
+        They are dealt out in turn: where they come by length, one a row, all parts so get rows of
+        the same width nearly always, and few graphs are captured.
         """
         count = min(self.settings.accumulate, len(rows))
         parts = [
