@@ -2,7 +2,7 @@
 
 What is removed stands at the chain's beginning. `--removal tokens` is stepwise internalisation
 (Deng et al. 2024); `--removal steps` takes whole steps, as the public code of Coconut does
-(`no_thoughts` there). Facts on both: `Internalize_CoT_Step_by_Step`, `coconut` on GitHub.
+(`no_thoughts` there). The codes on GitHub: `Internalize_CoT_Step_by_Step`, `coconut`.
 """
 import random
 from dataclasses import dataclass, replace
@@ -72,13 +72,13 @@ class ICoT(Curriculum):
         stage: int = -1,
     ) -> Row:
         removed = self.all_at if stage < 0 else stage
-        if self.removal == "tokens":
-            # Of the geometric distribution, a function of the sample alone: so a run resumes.
-            rng = random.Random(f"{name}/{stage}/{example.prompt}")
-            removed += int(-log(1 - rng.random()) / self.smoothing)
-        if removed >= self.all_at or self.removal == "steps":
+        if self.removal == "steps":
             kept = example.steps[removed:] if removed < self.all_at else ()
             return super().encode(replace(example, steps=kept), tokenizer, config, name)
+        # Of the geometric distribution, a function of the sample alone: so a run resumes.
+        rng = random.Random(f"{name}/{stage}/{example.prompt}")
+        removed += int(-log(1 - rng.random()) / self.smoothing)
         row = super().encode(example, tokenizer, config, name)
-        start, chain = row.prompt_length, self.chain(example, tokenizer)
-        return replace(row, ids=row.ids[:start] + row.ids[start + min(removed, len(chain)) :])
+        start, chain = row.prompt_length, len(self.chain(example, tokenizer))
+        gone = min(removed, chain) if removed < self.all_at else chain
+        return replace(row, ids=row.ids[:start] + row.ids[start + gone :])
