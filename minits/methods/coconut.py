@@ -4,7 +4,7 @@
               └────────┘└───┘└───┘                    but the last, which is read with what follows
 
 A latent is the final normed vector of the token before it. Gradients flow back through all of them,
-over one cache: a latent costs a token's pass, and nothing is read twice. Rows are padded on the
+over the cache: a latent costs a token's pass, and nothing is read twice. Rows are padded on the
 right in each of the passes; what stands in a padded place is overwritten by the row's next token,
 whose position it is, or lies past the row's end, where only padding sees it.
 """
@@ -67,11 +67,11 @@ class LatentFrame(Frame):
         table = backbone.rotary.table(cache.slots, dtype, positions.device)
         super().__init__(config, positions, table, cache, cache.slots)
         folds = config.num_attention_heads // config.num_key_value_heads
-        if config.sliding_layers:
+        if config.sliding_layers:  # first, for it is made of `full`
             self.sliding = self.sliding.repeat(1, 1, folds, 1)
         self.full = self.full.repeat(1, 1, folds, 1)  # [B, 1, Q/G * L, span]
 
-    attend = FoldedFrame.attend
+    attend = FoldedFrame.attend  # which wants masks folded like these
 
 
 @dataclass(frozen=True)
