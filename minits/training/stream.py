@@ -169,7 +169,7 @@ class SampleStream(Dataset):
                 # Not left to Python's collector (seen: torch 2.11 on CUDA), for it is frozen, and
                 # at Python's end a worker that ignores SIGTERM would be waited for.
                 pools._shutdown_workers()
-        # Not within the loop: the traceback would keep the loader, and so its worker, alive.
+        # Not within the loop: the traceback would keep the loader, and so its workers, alive.
         if error:
             raise error
 
@@ -190,7 +190,7 @@ def as_it_is(pool: list[list[Row]]) -> list[list[Row]]:
 def ignore_signals(_worker: int) -> None:
     """A signal to the whole group (Ctrl-C, a closed terminal) is for the training alone.
 
-    The training ends its worker itself.
+    The training ends its workers itself.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
