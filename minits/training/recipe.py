@@ -170,10 +170,9 @@ def recipe_of(task: Task, method: str, model: str) -> Json:
 
     A model that was trained from the tiny one is of its kind.
     """
-    kind, checkpoint = "tiny" if model == "tiny" else "real", local_checkpoint(model)
-    if checkpoint and config_of(checkpoint).hidden_size == tiny_config(None).hidden_size:
-        kind = "tiny"
-    return task.recipe(method, kind)
+    checkpoint, width = local_checkpoint(model), tiny_config(None).hidden_size
+    tiny = model == "tiny" or (checkpoint and config_of(checkpoint).hidden_size == width)
+    return task.recipe(method, "tiny" if tiny else "real")
 
 
 def local_checkpoint(model: str) -> Path | None:
