@@ -101,7 +101,7 @@ class Training:
         ends = self.done == self.stage_end and self.stages[self.stage_number].partial
         return ends and self.stages[self.stage_number + 1].fresh and len(self.task.splits) > 1
 
-    def save(self) -> Path:
+    def save(self) -> None:
         """Writes a checkpoint and drops those that are more than --keep asks for."""
         settings = self.settings
         state = {
@@ -113,13 +113,13 @@ class Training:
         }
         if getattr(torch, settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
             state["weights"] = self.model.state_dict()  # the files hold them rounded
-        return self.write(state, {}, kind="checkpoints", keep=settings.keep)
+        self.write(state, {}, kind="checkpoints", keep=settings.keep)
 
     def write(
         self, state: dict[str, Any] | None, about: Json, *, kind: str, keep: int
-    ) -> Path:
+    ) -> None:
         """`save_checkpoint`; about: what else thinking.json is to say."""
-        return run_folder.save_checkpoint(
+        run_folder.save_checkpoint(
             self.folder,
             self.model,
             self.tokenizer,

@@ -148,7 +148,7 @@ def save_checkpoint(
     kind: str,  # "checkpoints", or "best"
     dtype: torch.dtype,  # of the weights in the files
     keep: int,  # checkpoints that stay
-) -> Path:
+) -> None:
     """Writes KIND/step-NNNNNN whole or not at all, then drops all but the newest `keep`.
 
     Raises OSError if it cannot be written; those before it stay then.
@@ -174,7 +174,6 @@ def save_checkpoint(
             # In two moves, so that no half of it is left under the name of a whole one.
             going = other.with_name(f"{other.name.removesuffix('.tmp')}.tmp")
             shutil.rmtree(other.rename(going), ignore_errors=True)
-    return target
 
 
 def best_so_far(folder: Path) -> tuple[int, float]:
