@@ -20,7 +20,6 @@ SAVING = "stopping after this step and saving; once more: stop now, the last che
 UNSAVED = "stopping after this step, without saving (--no-save); once more: stop now"
 AT_ONCE = "stopped at once; what the last checkpoint holds stays: train --resume goes on from there"
 
-
 Log = Callable[[str], None]
 
 
