@@ -20,6 +20,7 @@ from minits.tasks import TASKS, Task
 from minits.tasks.two_hop import REGIMES
 
 Settings = Json  # by name: of a run, or what is known of weights and files
+WIDTHS = {"0.5B": 896, "1.5B": 1536}  # hidden sizes
 EVALUATION = {"eval_samples": 500, "eval_max_ops": 100}
 # An addition to the paper's training, on top of the recipe.
 LONG_ROWS = {"layout": "long_rows", "row_tokens": 640}
@@ -38,7 +39,7 @@ class Preset:
     model: Settings = field(default_factory=dict)
     # Flags of files that must be given, and what is known of their contents (`Task.sources`).
     files: dict[str, Settings] = field(default_factory=dict)
-    beside: str | None = None  # the preset of a thinking run that answers in turn with it; itself
+    beside: str | None = None  # the preset of the thinking run that it is timed with; None: itself
 
 
 def tiny_presets() -> dict[str, Preset]:
@@ -80,7 +81,6 @@ def real_recipe(task: str, method: str) -> Settings:
 
 # -- word problems and two-hop questions -----------------------------------------------------------
 
-WIDTHS = {"0.5B": 896, "1.5B": 1536}  # hidden sizes
 GSM = {
     "resample": 0.9,
     "suffix": "Think about every step of this problem, one after the other, and then give the "
@@ -99,10 +99,8 @@ TWO_HOP = {
 }
 # Facts are read with nothing to think; with parametric knowledge there are none.
 NOT_SAID = {"fact_thoughts": "trivial", "steps_shown": "bridge"}
-# A chain of thought is removed at a constant rate; 1e-4, not 3e-5, was worse on valid of two-hop.
+# A chain is removed at a constant learning rate; on valid of two-hop 1e-4, not 3e-5, was worse.
 REMOVAL = {"method": "icot", "decay": 0.0}
-# On GSM 128 rows at once would need more memory than a card of 139 GiB has: two parts take 60 GB,
-# and 109 while a graph is captured beside others.
 LATENT = {"latents": 6, "batch_size": 128, "layout": "rows", "decay": 0.0, "lr": 1e-5}
 
 
@@ -120,6 +118,12 @@ def schedule(steps: int, evaluations: int = 2, **more: Any) -> Settings:
     return {"steps": steps, "eval_every": steps // evaluations} | more
 
 
+# Of Coconut and its control. On GSM 128 rows at once would need more memory than a card of 139 GiB
+# has: two parts take 60 GB, and 109 while a graph is captured beside others.
+LATENT_SCHEDULES = (
+    schedule(2000, stage_samples=36_000, accumulate=2),
+    schedule(750, stage_samples=11_000),
+)
 LINES = {
     "cot": TableLine("CoT", {"method": "cot"}, schedule(2000), schedule(1200, 4)),
     "no-cot": TableLine("No-CoT", {"method": "no-cot"}, schedule(6000, 3), schedule(1200, 4)),
@@ -145,17 +149,9 @@ LINES = {
         schedule(1200, stage_samples=8_000),
     ),
     "coconut": TableLine(
-        f"Coconut, {LATENT['latents']} latents",
-        LATENT | {"method": "coconut"},
-        schedule(2000, stage_samples=36_000, accumulate=2),
-        schedule(750, stage_samples=11_000),
+        f"Coconut, {LATENT['latents']} latents", LATENT | {"method": "coconut"}, *LATENT_SCHEDULES
     ),
-    "pause": TableLine(
-        "Pause tokens",
-        LATENT | {"method": "pause"},
-        schedule(2000, stage_samples=36_000, accumulate=2),
-        schedule(750, stage_samples=11_000),
-    ),
+    "pause": TableLine("Pause tokens", LATENT | {"method": "pause"}, *LATENT_SCHEDULES),
 }
 # Of each benchmark, the lines that there are at 1.5B, too.
 LARGE = {"gsm": ("cot", "no-cot", "thinking", "icot", "icot-steps", "coconut")}
@@ -227,7 +223,6 @@ def table2_presets() -> dict[str, Preset]:
 
 LAYERS = (2, 4, 8, 12, 16, 20)  # of 24, H is read after; the default: after 23
 CHUNKS = (2, 4, 8, 16, 32)
-
 
 # A chunk of 32 ends in the text after the question, and the answer comes after its state: under the
 # usual text 75 % of GSM's rows would be late at that size, under this one 3 %.
