@@ -233,9 +233,10 @@ def ablation(kind: str, words: str, book: Book) -> str:
     for task in ("gsm", "two-hop"):
         usual = book.cell(f"ablation/{task}-chunk-8")
         cells = book.cells(f"ablation/{task}-{kind}")
-        cells += [] if usual in cells else [usual]
+        if usual not in cells:
+            cells.append(usual)
 
-        def less(cell: Cell, usual: Cell = usual) -> str:
+        def less(cell: Cell) -> str:
             return NONE if cell.name == usual.name else interval(cell.less(usual), "+")
 
         figures = TESTED | {"less that of `chunk-8`, points": less, SAYING: ROWS[SAYING]}
