@@ -222,7 +222,7 @@ def summarise(lines: Sequence[Verdict], task: Task) -> Report:
 
 def clusters(lines: Sequence[Verdict]) -> list[int] | None:
     """The number of each line's cluster, in order of their first lines; None: rows are apart."""
-    names = [line.get("cluster") for line in lines]
+    names = [line["cluster"] for line in lines]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if None in numbers else [numbers[name] for name in names]
 
@@ -234,7 +234,7 @@ def buckets(lines: Sequence[Verdict], task: Task) -> dict[str, dict]:
     """
     groups: dict[tuple[int, str], list[bool]] = {}  # in order of size
     for line in lines:
-        size, name, width = line[task.unit], line.get("group"), task.bucket
+        size, name, width = line[task.unit], line["group"], task.bucket
         if name is None and width == 1:
             name = f"{size}"
         elif name is None and width:

@@ -147,6 +147,8 @@ def line(**changes: Any) -> dict[str, Any]:
     """A line of predictions with three gold chunks, all right, unless `changes` say otherwise."""
     usual = {
         "operations": 5,
+        "group": None,
+        "cluster": None,
         "correct": True,
         "gold_thoughts": ["", " heads", ""],
         "gold_steps": ["heads", "tails", "heads"],
