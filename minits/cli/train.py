@@ -155,7 +155,9 @@ def with_preset(given: Given) -> Given:
     """`given` with its preset's settings; raises ValueError for a flag that makes another run."""
     name = given["preset"]
     preset = find_preset(name)
-    settings = preset.settings
+    settings = dict(preset.settings)
+    if "accumulate" in given:  # in how many parts a step is taken goes with the machine's memory
+        settings["accumulate"] = given["accumulate"]
     # Files lie where whoever runs it has them; other settings make another run.
     free = FREE.union(preset.files)
     contrary = [

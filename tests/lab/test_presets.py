@@ -128,6 +128,16 @@ def test_a_file_that_a_preset_does_not_name_makes_another_run(name, more):
         with_preset(given | {more: "y"})
 
 
+@pytest.mark.parametrize("accumulate", [1, 16])
+def test_a_step_is_taken_in_as_many_parts_as_the_machine_needs(accumulate, given):
+    name = "gsm/0.5b-coconut"
+    usual = PRESETS[name].settings["accumulate"]
+    for more, parts in (({}, usual), ({"accumulate": accumulate}, accumulate)):
+        settings = chosen({"preset": name, "device": "cpu"} | given | more).settings
+        assert settings.accumulate == parts and settings.batch_size == 128
+    assert PRESETS[name].settings["accumulate"] == usual
+
+
 def test_a_preset_of_tiny_runs_takes_no_weights_and_no_files():
     with pytest.raises(ValueError, match="Leave --model out"):
         chosen({"preset": "tiny/parity-cot", "model": "folder"})
