@@ -151,9 +151,9 @@ def memory_errors() -> Iterator[None]:
         if not ran_out(error) or distributed.rank():  # only the first one's words are shown
             raise
         raise TrainingError(
-            f"no memory left ({printable(error)}). Raise --accumulate, or lower --batch-size or "
-            "--row-tokens. The last checkpoint, if there is one, stays: go on from there with "
-            "--resume."
+            f"no memory left ({printable(error)}). Start a new run with a higher --accumulate, or "
+            "a lower --batch-size or --row-tokens. The last checkpoint, if there is one, stays: "
+            "--resume goes on from there, but with these settings, which need more memory."
         ) from error
 
 

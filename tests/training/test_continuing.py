@@ -280,7 +280,9 @@ def test_memory_that_runs_out_keeps_the_last_checkpoint_and_says_what_to_lower(
         return take(training, *batch)
 
     monkeypatch.setattr(loop, "take_step", fail)
-    with pytest.raises(TrainingError, match="no memory left .*--accumulate.*--batch-size"):
+    # A resumed run keeps its settings, so that what to lower is for a new one.
+    told = "no memory left .* new run .*--accumulate.*--batch-size.*--resume .*these settings"
+    with pytest.raises(TrainingError, match=told):
         whole(tmp_path / "run", save_every=1)
     assert checkpoints_in(tmp_path / "run") == ["step-000001"]
 
