@@ -35,6 +35,7 @@ from minits.training.scoring import (
 DESCRIPTION = "evaluate a trained run on a task"
 OPTIONS = ("task",)
 OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
+OF_THOUGHTS = ("prompt_thoughts", "max_thought_tokens", "draft")
 
 
 @dataclass(frozen=True)
@@ -203,8 +204,9 @@ def run(given: Given) -> tuple[Record, int]:
         raise ValueError(f"--out and --html are both {flags.out}; name two files.")
     opened = engine, tokenizer, about, folder, _, method = open_model(flags)
     task, split = evaluated(flags, given, opened)
-    if flags.prompt_thoughts and not method.thinks:
-        raise ValueError(f"--prompt-thoughts: {method.name} does not think; leave it out.")
+    idle = [name for name in OF_THOUGHTS if name in asked]
+    if idle and not method.thinks:
+        raise ValueError(f"{flag(idle[0])}: {method.name} does not think; leave it out.")
     config = replace(config, think_while_decoding=not flags.prompt_thoughts)
     seed, make_hook = flags.seed, hook_maker(flags, method)
     rows = draw_rows(task, method, split, tokenizer, engine.config, seed=seed, n=flags.samples)

@@ -175,8 +175,15 @@ def test_thoughts_can_end_with_the_prompt(inside, tmp_path):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         lengths[bool(more)] = [len(line["thoughts"]) for line in lines]
     assert all(less < most for less, most in zip(lengths[True], lengths[False]))
-    status, _, err = call("eval", "--run", "cot", "--prompt-thoughts", "--device", "cpu")
-    assert status == 2 and "--prompt-thoughts: cot does not think" in err
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--prompt-thoughts", "--max-thought-tokens 4", "--draft carry --prefill speculative"],
+)
+def test_what_is_about_thoughts_is_refused_where_none_are_thought(given, inside):
+    status, out, err = call("eval", "--run", "cot", *given.split(), "--device", "cpu")
+    assert (status, out) == (2, "") and f"{given.split()[0]}: cot does not think" in err
 
 
 @pytest.mark.parametrize(
