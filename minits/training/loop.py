@@ -379,10 +379,12 @@ def measure(training: Training, rows: Pairs, predictions: Path | None = None) ->
 
     On CUDA a copy of it in the compute type is accelerated, which is for inference only.
     """
-    engine = training.model.eval()
-    if training.settings.device.startswith("cuda"):
-        dtype = getattr(torch, training.settings.dtype)
+    engine, settings = training.model.eval(), training.settings
+    if settings.device.startswith("cuda"):
+        dtype = getattr(torch, settings.dtype)
         engine = accelerate(copy.deepcopy(engine).to(dtype))
+    elif settings.compile:
+        engine = copy.deepcopy(engine)  # is not compiled: graphs are for the shapes of steps
     task = training.task
     try:
         lines, _ = predict(
