@@ -324,44 +324,34 @@ def snapshot_of_moments(training: Training) -> dict[str, torch.Tensor]:
     return {name: x for name, x in snapshot(training).items() if name.endswith("exp_avg")}
 
 
+def assert_same_steps_in_all_stages(
+    other: Training, plain: Training, sizes: type[ExactSizes] | None = None, **near: float
+) -> None:
+    """Steps of two trainings have the same figures. sizes: of `other`, new ones in each stage."""
+    for step in range(12):
+        if step in (2, 4, 6, 8):
+            for training in (plain, other):
+                training.begin_stage()
+        if sizes and step in (0, 2, 4, 6, 8):
+            other.stream.sizes = sizes()
+        rows = plain.stream.rows(step)
+        expected = train_step(plain, rows)
+        assert train_step(other, rows) == pytest.approx(expected, **near)
+
+
 def test_steps_through_graphs_are_the_plain_steps_in_all_stages(tmp_path, monkeypatch):
     pretend_card(monkeypatch)
     plain, graphed = (begin(tmp_path / name) for name in ("plain", "graphed"))
     use_graphs(graphed)
-    graphed.stream.sizes = BucketedSizes()
-    for step in range(12):
-        if step in (2, 4, 6, 8):
-            for training in (plain, graphed):
-                training.begin_stage()
-            graphed.stream.sizes = BucketedSizes()
-        rows = plain.stream.rows(step)
-        expected = train_step(plain, rows)
-        assert train_step(graphed, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert_same_steps_in_all_stages(graphed, plain, BucketedSizes, rel=1e-3, abs=1e-6)
     assert plain.stage_number == 4 and graphed.update.graphs.captured
 
 
-def test_compiled_layers_share_graphs_in_all_stages(tmp_path, monkeypatch):
+def test_compiled_layers_share_graphs_in_all_stages(tmp_path, graphs):
     """dynamo gives up after eight, and the model has four layers."""
-    graphs, compile_with = [], torch.nn.Module.compile
-
-    def count(graph, _inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda layer: compile_with(layer, backend=count)
-    )
-    torch._dynamo.reset()
     plain, compiled = (begin(tmp_path / str(on), compile=on) for on in (False, True))
-    for step in range(10):
-        if step in (2, 4, 6, 8):
-            for training in (plain, compiled):
-                training.begin_stage()
-        rows = plain.stream.rows(step)
-        expected = train_step(plain, rows)
-        assert train_step(compiled, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    assert_same_steps_in_all_stages(compiled, plain, rel=1e-3, abs=1e-6)
     assert 0 < len(graphs) <= 6
-    torch._dynamo.reset()
 
 
 def test_it_learns_through_its_latents(tmp_path):
@@ -381,13 +371,7 @@ def test_on_a_card_steps_and_answers_are_the_plain_ones(accumulate, tmp_path):
     options = {"device": "cuda", "dtype": "float32", "batch_size": 8, "accumulate": accumulate}
     graphed, plain = (begin(tmp_path / name, **options) for name in ("graphed", "plain"))
     plain.update.graphs = None
-    for step in range(12):
-        if step in (2, 4, 6, 8):
-            for training in (plain, graphed):
-                training.begin_stage()
-        rows = plain.stream.rows(step)
-        expected = train_step(plain, rows)
-        assert train_step(graphed, rows) == pytest.approx(expected, rel=2e-3, abs=1e-5)
+    assert_same_steps_in_all_stages(graphed, plain, rel=2e-3, abs=1e-5)
     assert graphed.update.graphs.captured
     prompts = [row.ids[: row.prompt_length] for row in plain.stream.rows(12)]
     model, config = plain.model.eval(), GenerationConfig(max_new_tokens=12)

@@ -81,24 +81,13 @@ def test_evaluation_between_steps_works_with_few_samples_and_changes_no_step(tmp
     assert_same_bits(snapshot(watched), snapshot(plain))
 
 
-def test_evaluation_makes_no_graphs_of_compiled_layers(tmp_path, monkeypatch):
+def test_evaluation_makes_no_graphs_of_compiled_layers(tmp_path, graphs):
     """Its shapes are others, and dynamo gives up after eight graphs."""
-    graphs, compile_with = [], torch.nn.Module.compile
-
-    def count(graph, _inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(
-        torch.nn.Module, "compile", lambda layer: compile_with(layer, backend=count)
-    )
-    torch._dynamo.reset()
     plain, compiled = (begin(tmp_path / str(on), compile=on) for on in (False, True))
     rows = loop.evaluation_rows(plain, plain.task.splits[1], 2)
     assert loop.measure(compiled, rows) == loop.measure(plain, rows) and not graphs
     train_step(compiled, compiled.stream.rows(0))
     assert graphs
-    torch._dynamo.reset()
 
 
 # -- resume ----------------------------------------------------------------------------------------
