@@ -1,4 +1,4 @@
-"""A whole optimizer step as one CUDA graph for each shape of its batches; training/step.py has it.
+"""A whole optimizer step as one CUDA graph for each shape of batches; training/step.py defines it.
 
 A step of Qwen2.5-0.5B launches some 4,000 kernels, 110 ms and more, for 45 ms of work on an H100; a
 graph launches once.

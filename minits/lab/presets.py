@@ -119,7 +119,7 @@ def schedule(steps: int, evaluations: int = 2, **more: Any) -> Settings:
 
 
 # Of Coconut and its control. On GSM 128 rows at once would need more memory than a card of 139 GiB
-# has: two parts take 60 GB, and 109 while a graph is captured beside others.
+# has: two parts take 59 GB, and 109 while a graph is captured beside others (`tried.jsonl`).
 LATENT_SCHEDULES = (
     schedule(2000, stage_samples=36_000, accumulate=2),
     schedule(750, stage_samples=11_000),
@@ -156,6 +156,7 @@ LINES = {
 # Of each benchmark, the lines that there are at 1.5B, too.
 LARGE = {"gsm": ("cot", "no-cot", "thinking", "icot", "icot-steps", "coconut")}
 LARGE |= dict.fromkeys(REGIMES, ("cot", "no-cot", "thinking"))
+# What single presets have otherwise than their line; eight parts are reckoned, not measured.
 EXCEPTIONS = {"gsm/1.5b-thinking": {"lr": 3e-5}, "gsm/1.5b-coconut": {"accumulate": 8}}
 # The paper's training: steps that end in one chunk share a state, so thoughts are long.
 AS_WRITTEN = schedule(7500, 3, method="thinking", chunk_size=8, suffix="", max_thought_tokens=256)
