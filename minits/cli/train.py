@@ -177,16 +177,16 @@ def with_preset(given: Given) -> Given:
 def resumed(folder: Path, given: Given) -> Plan:
     """What the run was trained with; raises ValueError if a flag contradicts it.
 
-    Only the device may change, and the steps as far as those taken stay the same.
+    Only the device may change, the steps as far as those taken stay the same, and where files lie.
     """
     plan = settings, task, _ = run_folder.read_run(folder)
-    stored = run_folder.run_json(plan)
-    mine = {name: value for name, value in given.items() if name in asdict(task)}
-    given |= {name: getattr(replace(task, **mine), name) for name in mine}  # paths made absolute
+    stored = {name: value for part in plan for name, value in asdict(part).items()}
+    # Files are known by their content, see `check_sources`.
+    free = {"device", "steps"} | {name for name in task.paths if stored[name]}
     contrary = [
         f"{flag(name)} {value} (run: {stored.get(name)})"
         for name, value in sorted(given.items())
-        if name not in ("device", "steps") and value != stored.get(name)
+        if name not in free and value != stored.get(name)
     ]
     if contrary:
         raise ValueError(
@@ -203,4 +203,5 @@ def resumed(folder: Path, given: Given) -> Plan:
     device, dtype = resolve_device(given.get("device", settings.device), settings.dtype)
     steps = given.get("steps", settings.steps)
     settings = replace(settings, device=device, dtype=dtype, steps=steps)
-    return plan._replace(settings=check_settings(settings, flag))
+    moved = {name: given[name] for name in task.paths if name in given}
+    return plan._replace(settings=check_settings(settings, flag), task=replace(task, **moved))

@@ -31,7 +31,7 @@ from minits.checkpoint.files import (
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, write_model
 from minits.methods import METHODS, make_method
-from minits.settings import check_settings
+from minits.settings import check_settings, flag
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import ThinkingStates
 from minits.training.recipe import Plan, TrainSettings, names_of, pop_fields
@@ -129,9 +129,10 @@ def check_sources(folder: Path, task: Task) -> None:
         then = before.get(split, {})
         if now["sha256"] != then.get("sha256"):
             raise ValueError(
-                f"{now['file']} is not what the run in {folder} began with: it has {now['rows']} "
-                f"rows and SHA-256 {now['sha256']:.12}…, {path} says {then.get('rows')} and "
-                f"{then.get('sha256')!s:.12}…. Put the old file back, or start a new run."
+                f"{flag(split)} {now['file']} is not what the run in {folder} began with: it has "
+                f"{now['rows']} rows and SHA-256 {now['sha256']:.12}…, {path} says "
+                f"{then.get('rows')} and {then.get('sha256')!s:.12}…. Put the old file back, name "
+                "where it lies now, or start a new run."
             )
 
 

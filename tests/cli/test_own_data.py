@@ -113,6 +113,20 @@ def test_a_moved_file_is_told(trained):
     (trained / "train.jsonl").rename(trained / "gone.jsonl")
     status, _, err = call("train", "rows", "--resume", "--out", "run")
     assert status == 2 and "train.jsonl is no file" in err and "gone.jsonl" in err
+    assert "name another" in err
+
+
+def test_a_resume_takes_a_moved_file_by_its_new_name_and_no_file_that_the_run_had_not(trained):
+    (trained / "train.jsonl").rename(trained / "moved.jsonl")
+    again = ["train", "--resume", "--out", "run", "--train", "moved.jsonl"]
+    status, _, err = call(*again, "--valid", "test.jsonl")
+    assert status == 2 and "--valid test.jsonl" in err and "run: " in err
+    status, _, err = call(*again)
+    assert status == 0, err
+    run = json.loads((trained / "run" / "run.json").read_text())
+    moved = str(trained / "moved.jsonl")
+    assert run["train"] == run["data_files"]["train"]["file"] == moved
+    assert call("train", "--resume", "--out", "run")[0] == 0  # it knows the new place
 
 
 def test_training_without_a_file_to_evaluate_on_says_so(files):
