@@ -4,7 +4,6 @@
 
 It holds no date and no path of this machine, so the same answers give the same bytes.
 """
-import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -17,8 +16,8 @@ from minits.cli.models import Opened, describe_model
 from minits.cli.show import Card, counters
 from minits.lab.provenance import revision, without_folders
 from minits.prefill import Speculation, next_lookahead
-from minits.settings import flag
 from minits.thinking import Thought
+from minits.training.recipe import typed
 
 MOST_ROWS, MOST_BYTES = 20, 200_000  # of a page, which holds one row at least
 JOINERS = "\u200c\u200d"  # unseen, but part of Persian words and of emoji
@@ -169,11 +168,8 @@ def flags_of(given: Mapping[str, Any]) -> str:
         if name in ("json", "stream", "out", "html", "prompt"):
             continue
         for each in value if isinstance(value, list) else [value]:
-            if name != "task":
-                words.append(flag(name))
-            if each is not True:
-                words.append(without_folders(str(each)))
-    return shlex.join(words) or "none"
+            words.append(typed(name, each if each is True else without_folders(str(each))))
+    return " ".join(words) or "none"
 
 
 def names_alone(value: object) -> str:

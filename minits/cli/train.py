@@ -25,6 +25,7 @@ from minits.training.recipe import (
     names_of,
     resolve,
     resolve_device,
+    typed,
 )
 from minits.training.session import run_training
 
@@ -161,7 +162,7 @@ def with_preset(given: Given) -> Given:
     # Files lie where whoever runs it has them; other settings make another run.
     free = FREE.union(preset.files)
     contrary = [
-        f"{flag(key)} {value} (preset: {settings.get(key, 'the default')})"
+        f"{typed(key, value)} (preset: {settings.get(key, 'the default')})"
         for key, value in sorted(given.items())
         if (value != settings[key] if key in settings else key not in free)
     ]
@@ -180,11 +181,12 @@ def resumed(folder: Path, given: Given) -> Plan:
     Only the device may change, the steps as far as those taken stay the same, and where files lie.
     """
     plan = settings, task, _ = run_folder.read_run(folder)
-    stored = {name: value for part in plan for name, value in asdict(part).items()}
+    every = [pair for part in plan for pair in asdict(part).items()]
+    stored = {name: value for name, value in every if value is not None and value is not False}
     # Files are known by their content, see `check_sources`.
-    free = {"device", "steps"} | {name for name in task.paths if stored[name]}
+    free = {"device", "steps", *stored.keys() & task.paths}
     contrary = [
-        f"{flag(name)} {value} (run: {stored.get(name)})"
+        f"{typed(name, value)} (run: {stored.get(name, 'not given')})"
         for name, value in sorted(given.items())
         if name not in free and value != stored.get(name)
     ]

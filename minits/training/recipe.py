@@ -2,6 +2,7 @@
 from dataclasses import dataclass, fields, replace
 from math import cos, pi
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 import torch
@@ -282,6 +283,12 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
 def names_of(settings: type) -> set[str]:
     """The names of a dataclass's fields."""
     return {each.name for each in fields(settings)}
+
+
+def typed(name: str, value: object) -> str:
+    """A setting as it is typed; the task alone has no flag."""
+    words = [] if name == "task" else [flag(name)]
+    return " ".join(words if value is True else [*words, quote(str(value))])
 
 
 def pop_fields(given: Json, settings: type) -> Json:

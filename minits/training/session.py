@@ -16,7 +16,6 @@ from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
 from minits.fast.layouts import round_up
-from minits.settings import flag
 from minits.supervision import Row
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
@@ -29,7 +28,7 @@ from minits.training.loop import (
     raise_output_error,
     train,
 )
-from minits.training.recipe import Plan, TrainSettings, learning_rate
+from minits.training.recipe import Plan, TrainSettings, learning_rate, typed
 from minits.training.scoring import Pairs, Report, describe
 from minits.training.stopping import Log, Stop
 
@@ -236,7 +235,7 @@ def evaluation_sets(training: Training, note: Log) -> dict[str, Pairs]:
         try:
             rows[split] = evaluation_rows(training, split, settings.eval_samples)
         except ValueError as error:
-            given = " ".join(f"{flag(name)} {value}" for name, value in asdict(task).items())
+            given = " ".join(typed(name, value) for name, value in asdict(task).items() if value)
             raise ValueError(f"evaluation, {task.title(split)} ({given}): {error}") from error
     return rows
 

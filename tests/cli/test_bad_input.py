@@ -283,6 +283,14 @@ TRAIN_FLAGS = {
         ["train", "--preset", "tiny/parity-cot", "--steps", "7"],
         ["steps 7 (preset: 400)"],
     ),
+    "preset and a flag without value": (
+        ["train", "--preset", "tiny/parity-cot", "--keep-best"],
+        ["but --keep-best (preset: the default) was given"],
+    ),
+    "preset and another task": (
+        ["train", "vars", "--preset", "tiny/parity-cot"],
+        ["but vars (preset: parity) was given"],
+    ),
     "preset of real weights on the tiny model": (
         ["train", "--preset", "table1/parity-10-cot"],
         ["--model tiny", "FOLDER"],
@@ -369,6 +377,10 @@ TRAIN_FLAGS = {
         ["' i'", "vocabulary"],
     ),
     "training rows beyond the positions": ([*TRAIN, "--max-ops", "900"], ["2048"]),
+    "evaluation beyond the positions in the words of a user": (
+        ["train", "vars", "--steps", "1", *SHORT, "--eval-max-ops", "2000"],
+        ["--eval-max-ops 2000 --variables 3 --modulus 10):"],
+    ),
     "evaluation beyond the positions": (
         [*TRAIN, "--eval-max-ops", "2000"],
         ["--eval-max-ops 2000", "2048"],
@@ -411,6 +423,10 @@ TRAIN_FOLDERS = {
     "resume with other settings": (
         [*RESUME_PARITY, "trained", "--lr", "0.5"],
         ["--lr 0.5", "run: 0.003", "Leave it out"],
+    ),
+    "resume with a flag without value": (
+        [*RESUME_PARITY, "trained", "--compile"],
+        ["but --compile (run: not given) was given"],
     ),
     "resume with another task": (
         ["train", "vars", "--out", "trained", "--resume"],
