@@ -30,6 +30,7 @@ IDLE = (
     ("device", "ask_model", False),
     ("dtype", "ask_model", False),
     ("smoothing", "removal", "steps"),
+    ("row_tokens", "layout", "rows"),
     ("save_every", "no_save", True),
     ("save_dtype", "no_save", True),
     ("keep", "no_save", True),
@@ -154,7 +155,8 @@ def check_idle(found: Any, given: Given) -> Any:
         if name in given and (bool(now) if value is True else now == value):
             how = "with" if value else "without"
             shown = f" {value}" if isinstance(value, str) else ""
+            which = "one of them" if other in given else "it"
             raise ValueError(
-                f"{flag(name)} does nothing {how} {flag(other)}{shown}; leave one of them out."
+                f"{flag(name)} does nothing {how} {flag(other)}{shown}; leave {which} out."
             )
     return found

@@ -108,7 +108,7 @@ def tell(text: str) -> None:
 
 def chosen(given: Given) -> Plan:
     """What the flags of a new run ask for."""
-    asked = given
+    asked = dict(given)
     if given.get("preset"):
         given = with_preset(given)
     if given.get("task") is None:
@@ -129,7 +129,7 @@ def chosen(given: Given) -> Plan:
             f"--eval-samples {samples}: the task has nothing to evaluate on; leave it out, or name "
             "an evaluation set."
         )
-    return Plan(resolve(settings, task), task, method)
+    return Plan(check_idle(resolve(settings, task), asked), task, method)
 
 
 def new_run_folder(out: str | None, settings: TrainSettings) -> Path:

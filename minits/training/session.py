@@ -150,9 +150,10 @@ def memory_errors() -> Iterator[None]:
         if not ran_out(error) or distributed.rank():  # only the first one's words are shown
             raise
         raise TrainingError(
-            f"no memory left ({printable(error)}). Start a new run with a higher --accumulate, or "
-            "a lower --batch-size or --row-tokens. The last checkpoint, if there is one, stays: "
-            "--resume goes on from there, but with these settings, which need more memory."
+            f"no memory left ({printable(error)}). Start a new run with a higher --accumulate, a "
+            "lower --batch-size or, where rows hold several samples, --row-tokens. The last "
+            "checkpoint, if there is one, stays: --resume goes on from there, but with these "
+            "settings, which need more memory."
         ) from error
 
 

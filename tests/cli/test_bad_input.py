@@ -308,6 +308,18 @@ TRAIN_FLAGS = {
         [*TRAIN, "--method", "no-cot", "--inject-after", "2"],
         ["--inject-after does nothing with --method no-cot"],
     ),
+    "length of rows that hold one sample": (
+        [*TRAIN, "--layout", "rows", "--row-tokens", "512"],
+        ["--row-tokens does nothing with --layout rows; leave one of them out"],
+    ),
+    "length of rows that hold one sample by recipe": (
+        [*TRAIN, "--row-tokens", "512"],
+        ["--row-tokens does nothing with --layout rows; leave it out"],
+    ),
+    "length of rows of a preset that hold one sample": (
+        ["train", "--preset", "tiny/parity-cot", "--row-tokens", "512"],
+        ["--row-tokens does nothing with --layout rows"],
+    ),
     "checkpoints that nobody writes": (
         [*TRAIN, "--no-save", "--save-every", "1"],
         ["--save-every does nothing with --no-save"],
