@@ -51,21 +51,23 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def check_new_file(out: str | None, grows: bool = False, name: str = "--out") -> None:
+def check_new_file(
+    out: str | None, grows: bool = False, name: str = "--out", kind: str = "file"
+) -> None:
     """Raises ValueError where the file of the flag `name` cannot be written.
 
-    grows: a file that is there is gone on with.
+    grows: a file that is there is gone on with. kind: what the flag names.
     """
     if not out:
         return
     if present(Path(out)) and not grows:
-        raise ValueError(f"{name} {out} exists. Nothing is overwritten: name another file.")
+        raise ValueError(f"{name} {out} exists. Nothing is overwritten: name another {kind}.")
     try:  # before any work that would be lost
         TemporaryFile(dir=Path(out).absolute().parent).close()
     except OSError as error:
         raise ValueError(
             f"{name} {out}: its folder does not exist, or takes no file ({error.strerror}); make "
-            "it first, or name another file."
+            f"it first, or name another {kind}."
         ) from error
 
 

@@ -45,7 +45,7 @@ def run(given: Given) -> tuple[Record, int]:
         with suppress(OSError):  # `check_new_file` says why it cannot be made
             folder.mkdir(parents=True, exist_ok=True)
         for name in FIGURES:
-            check_new_file(f"{folder / name}.png", name="--figures")
+            check_new_file(f"{folder / name}.png", name="--figures", kind="folder")
         for name, drawn in draw_all(book, folder).items():
             missing = f"{name}: not drawn, for there are no records of it yet"
             note(f"{folder / name}.png" if drawn else missing)

@@ -73,6 +73,7 @@ def test_a_figure_is_drawn_where_it_can_be_and_over_nothing(name, words, tmp_pat
     assert run.main(["report", "--figures", str(tmp_path / name)]) == 2
     told = capsys.readouterr().err
     assert f"--figures {tmp_path / name}" in told and words in told
+    assert told.endswith("name another folder.\n")
     assert [file.read_text() for file in files] == ["mine"] * 2
     assert list((tmp_path / "drawn").iterdir()) == files[1:]
 
