@@ -128,9 +128,9 @@ def steps(new: bool, folder: str, device: str) -> Iterator[tuple[str, Callable[[
             run = set_up(resolve_train(TrainConfig(**how, **options)), Path("nowhere"))
         parts = run.stream.parts(run.stream.rows(0))
         name = f"training step, {task}, {list(parts[0].ids.shape)}"
-        yield name, lambda: run.update(parts, 0.0)
+        yield name, lambda: (run.optimizer_step if new else run.update)(parts, 0.0)
         if new:
-            run.update.release()
+            run.optimizer_step.release()
         del run, parts
         gc.collect()  # two processes share one card
 

@@ -114,7 +114,7 @@ def leaves(value: Any, prefix: str = "") -> dict[str, Any]:
 
 def snapshot(training: Training) -> dict[str, torch.Tensor]:
     """Copies of the weights and of the optimizer's whole state."""
-    optimizer = training.update.optimizer.state_dict()["state"]
+    optimizer = training.optimizer_step.optimizer.state_dict()["state"]
     found = leaves({"model": training.model.state_dict(), "optimizer": optimizer})
     return {name: leaf.detach().clone() for name, leaf in found.items()}
 
@@ -160,7 +160,7 @@ def break_loss(training: Training, step: int) -> RemovableHandle:
             return losses
         return replace(losses, lm=losses.lm * float("nan"))
 
-    return training.update.loss_module.register_forward_hook(spoil)
+    return training.optimizer_step.loss_module.register_forward_hook(spoil)
 
 
 def press_ctrl_c(training: Training, step: int) -> None:
@@ -171,7 +171,7 @@ def press_ctrl_c(training: Training, step: int) -> None:
             handle.remove()
             os.kill(os.getpid(), signal.SIGINT)
 
-    handle = training.update.loss_module.register_forward_hook(press)
+    handle = training.optimizer_step.loss_module.register_forward_hook(press)
 
 
 # -- processes of its own --------------------------------------------------------------------------

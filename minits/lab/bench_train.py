@@ -42,7 +42,7 @@ def steps(trainings: dict[str, Training], task: str, repeats: int) -> Iterator[L
     for how, training in trainings.items():
         samples = training.stream.rows(0)
         parts = training.stream.parts(samples)
-        calls.append(partial(training.update, parts, 0.0))
+        calls.append(partial(training.optimizer_step, parts, 0.0))
         lines.append({
             "what": f"step, {how} on {task}",
             "samples": len(samples),

@@ -67,7 +67,7 @@ class Training:
         # where nothing is saved.
         self.best_step, self.best_accuracy = run_folder.best_so_far(self.folder)
         self.best_weights: dict[str, Tensor] | None = None
-        self.update = OptimizerStep(self.model, self.method, self.settings)
+        self.optimizer_step = OptimizerStep(self.model, self.method, self.settings)
         self.stages = self.method.stages(self.settings.steps, self.settings.batch_size)
         self.stage_ends = list(accumulate(stage.steps for stage in self.stages))
         self.stream: SampleStream | None = None
@@ -82,7 +82,7 @@ class Training:
         self.stage_number = self.stage_of(self.done)
         self.stage_end = self.stage_ends[self.stage_number]
         stage = self.stages[self.stage_number]
-        self.update.begin_stage(resets=stage.resets, fresh=stage.fresh)
+        self.optimizer_step.begin_stage(resets=stage.resets, fresh=stage.fresh)
         self.stream = SampleStream(
             self.plan,
             self.tokenizer,
@@ -105,7 +105,7 @@ class Training:
         """Writes a checkpoint and drops those that are more than --keep asks for."""
         settings = self.settings
         state = {
-            "optimizer": self.update.optimizer.state_dict(),
+            "optimizer": self.optimizer_step.optimizer.state_dict(),
             "step": self.done,
             "seconds": self.seconds,
             "stage": self.stage_number,
@@ -171,7 +171,7 @@ class TakenStep(NamedTuple):
 def take_step(training: Training, rows: list[Row], parts: list[FlatBatch]) -> TakenStep:
     """Starts the next optimizer step, without waiting for the device."""
     rate = learning_rate(training.settings, training.done)
-    figures = training.update(parts, rate)
+    figures = training.optimizer_step(parts, rate)
     training.done += 1
     tokens = distributed.total(torch.tensor(sum(len(row.ids) - 1 for row in rows)))
     metrics = {"step": training.done, "lr": rate, "tokens": int(tokens)}
@@ -188,7 +188,7 @@ def read_figures(training: Training, taken: TakenStep) -> Json:
     step = taken.metrics["step"]
     if not isfinite(lm + thought + norm):
         training.done = step - 1
-        training.update.stopped.zero_()
+        training.optimizer_step.stopped.zero_()
         raise TrainingError(
             f"step {step}: loss {lm} (answer), {thought} (thoughts), gradient norm {norm}, on rows "
             f"{taken.names}. The weights are unchanged since step {training.done}. Lower --lr, or "

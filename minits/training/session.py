@@ -64,7 +64,7 @@ def set_up(plan: Plan, folder: Path) -> Training:
     if "weights" in state:
         model.load_state_dict(state["weights"])
     training = begin(done=state["step"], seconds=state["seconds"])
-    optimizer = training.update.optimizer
+    optimizer = training.optimizer_step.optimizer
     ended = state["stage"] != training.stage_number  # saved at the very end of a stage
     if ended and training.stages[training.stage_number].resets:
         return training
@@ -276,7 +276,7 @@ def train_and_evaluate(
     folder, start, task = training.folder, training.done, training.task
     finished = train(training, log, stop)
     # The others only take part in the steps, and do not wait for the evaluation.
-    training.update.leave()
+    training.optimizer_step.leave()
     place = {"step": training.done, "run": str(folder)}
     if not (distributed.rank() == 0 and finished):
         return {"interrupted": not finished} | place

@@ -26,7 +26,7 @@ def graphed_and_plain(folder: Path, **options: Any) -> tuple[Training, Training]
     """The same training twice: through graphs, and kernel by kernel."""
     options |= {"device": "cuda", "dtype": "float32", "row_tokens": 64, "batch_size": 8}
     graphed, plain = (begin(folder / name, **options) for name in ("graphed", "plain"))
-    plain.update.graphs = None
+    plain.optimizer_step.graphs = None
     return graphed, plain
 
 
@@ -93,16 +93,16 @@ def test_graphs_take_the_steps_that_single_kernels_take(layout, method, accumula
     )
     for step in range(6):
         assert_same_step(graphed, plain, plain.stream.rows(step))
-    assert graphed.update.graphs.captured
+    assert graphed.optimizer_step.graphs.captured
 
 
 def test_after_a_figure_that_is_not_finite_no_step_changes_anything(tmp_path):
     training = begin(tmp_path, **PACKED)
     train_step(training, training.stream.rows(0))
     before = weights_of(training)
-    weights = training.update.loss_weights.clone()
+    weights = training.optimizer_step.loss_weights.clone()
     for value in (weights * float("nan"), weights):
-        training.update.loss_weights.copy_(value)
+        training.optimizer_step.loss_weights.copy_(value)
         rows = training.stream.rows(1)
         take_step(training, rows, training.stream.parts(rows))
     after = weights_of(training)
@@ -147,7 +147,7 @@ def test_after_the_last_step_the_memory_of_the_graphs_is_free(tmp_path):
     train_step(training, training.stream.rows(0))
     torch.cuda.empty_cache()  # of all but the graphs
     before = torch.cuda.memory_reserved()
-    training.update.leave()
+    training.optimizer_step.leave()
     assert torch.cuda.memory_reserved() < before
 
 
@@ -176,7 +176,7 @@ def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_
         full.append(memory())
     assert_same_step(graphed, plain, rows * 16)
     assert len(pools) == len(held) == 3
-    assert len(graphed.update.graphs.captured) == 1
+    assert len(graphed.optimizer_step.graphs.captured) == 1
     assert held[0] == 0
     # Left is one segment: what the optimizer holds.
     assert all(now <= before / 4 for now, before in zip(held[1:], full))
@@ -187,7 +187,7 @@ def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_
             assert_same_step(graphed, plain, rows)
         assert len(held) == 4
         assert held[3] <= full[2] / 4
-        assert list(graphed.update.graphs.captured) == [(256,)]
+        assert list(graphed.optimizer_step.graphs.captured) == [(256,)]
 
 
 def test_parts_of_a_step_take_turns_in_the_memory_of_its_graph(tmp_path):
@@ -196,14 +196,14 @@ def test_parts_of_a_step_take_turns_in_the_memory_of_its_graph(tmp_path):
         options = PACKED | {"layout": "rows", "accumulate": parts, "steps": 8}
         training = begin(tmp_path / str(parts), **options)
         train_step(training, training.stream.rows(0) * 32)
-        held[parts] = memory_of(training.update.graphs.pool)
+        held[parts] = memory_of(training.optimizer_step.graphs.pool)
     assert held[8] <= held[1] / 2  # the gradients, too, lie there
 
 
 def test_each_width_of_rows_is_captured_once_in_a_training(tmp_path, monkeypatch):
     """Within the first pool of batches, that is, from which the other sizes are known."""
     training = begin(tmp_path, device="cuda", layout="rows", steps=8, batch_size=8)
-    graphs = training.update.graphs
+    graphs = training.optimizer_step.graphs
     widths, record = [], graphs.record
 
     def watched(parts: list[FlatBatch]) -> tuple:

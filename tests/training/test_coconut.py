@@ -344,7 +344,7 @@ def test_steps_through_graphs_are_the_plain_steps_in_all_stages(tmp_path, monkey
     plain, graphed = (begin(tmp_path / name) for name in ("plain", "graphed"))
     use_graphs(graphed)
     assert_same_steps_in_all_stages(graphed, plain, BucketedSizes, rel=1e-3, abs=1e-6)
-    assert plain.stage_number == 4 and graphed.update.graphs.captured
+    assert plain.stage_number == 4 and graphed.optimizer_step.graphs.captured
 
 
 def test_compiled_layers_share_graphs_in_all_stages(tmp_path, graphs):
@@ -370,9 +370,9 @@ def test_it_learns_through_its_latents(tmp_path):
 def test_on_a_card_steps_and_answers_are_the_plain_ones(accumulate, tmp_path):
     options = {"device": "cuda", "dtype": "float32", "batch_size": 8, "accumulate": accumulate}
     graphed, plain = (begin(tmp_path / name, **options) for name in ("graphed", "plain"))
-    plain.update.graphs = None
+    plain.optimizer_step.graphs = None
     assert_same_steps_in_all_stages(graphed, plain, rel=2e-3, abs=1e-5)
-    assert graphed.update.graphs.captured
+    assert graphed.optimizer_step.graphs.captured
     prompts = [row.ids[: row.prompt_length] for row in plain.stream.rows(12)]
     model, config = plain.model.eval(), GenerationConfig(max_new_tokens=12)
     slow = COCONUT.answer(model, prompts, config)

@@ -70,14 +70,14 @@ def test_weight_decay_leaves_norms_and_biases_alone(tmp_path):
     before = {name: p.detach().clone() for name, p in training.model.named_parameters()}
     for parameter in training.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    training.update.optimizer.step()
+    training.optimizer_step.optimizer.step()
     for name, parameter in training.model.named_parameters():
         wanted = before[name] * (0.95 if parameter.dim() > 1 else 1.0)
         torch.testing.assert_close(parameter.detach(), wanted, msg=name)
 
 
 def test_without_weight_decay_the_optimizer_has_one_group_as_ever(tmp_path):
-    assert len(begin(tmp_path).update.optimizer.param_groups) == 1
+    assert len(begin(tmp_path).optimizer_step.optimizer.param_groups) == 1
 
 
 # -- what is not of this training ------------------------------------------------------------------

@@ -106,7 +106,7 @@ training = begin()
 rows = training.stream.rows(0)
 read_figures(training, take_step(training, rows, training.stream.parts(rows)))
 found["threads"] = threads()
-training.update.leave()
+training.optimizer_step.leave()
 found["threads afterwards"] = threads()
 
 graphs, compiled = [], torch.nn.Module.compile
@@ -122,12 +122,12 @@ step.DistributedDataParallel = partial(step.DistributedDataParallel, bucket_cap_
 torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 1
 training = begin(compile=True)
 batch = training.stream.parts(training.stream.rows(0))[0]
-training.update.wrapped(batch)
+training.optimizer_step.wrapped(batch)
 found["graphs"] = len(graphs)
 torch._dynamo.reset()
-training.update.loss_module(batch)
+training.optimizer_step.loss_module(batch)
 found["graphs alone"] = len(graphs) - found["graphs"]
-training.update.leave()
+training.optimizer_step.leave()
 print(json.dumps(found))
 """
 

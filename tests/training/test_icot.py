@@ -121,7 +121,7 @@ def test_too_few_steps_for_the_schedule_are_refused_before_anything_is_written(t
 
 def new_optimizer(training: Training) -> None:
     """What a reset in place has to equal."""
-    training.update.optimizer.state.clear()
+    training.optimizer_step.optimizer.state.clear()
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -136,7 +136,8 @@ def test_a_stage_resets_the_optimizer_unless_it_is_kept(keep, tmp_path):
                 new_optimizer(plain)
         train_step(plain, plain.stream.rows(step))
     assert_same_bits(snapshot(training), snapshot(plain))
-    steps = {float(s["step"]) for s in training.update.optimizer.state_dict()["state"].values()}
+    state = training.optimizer_step.optimizer.state_dict()["state"]
+    steps = {float(s["step"]) for s in state.values()}
     assert steps == {12.0 if keep else 6.0}
 
 
@@ -166,12 +167,12 @@ def test_graphs_serve_all_stages_of_a_block(tmp_path, monkeypatch):
             for training in (plain, graphed):
                 training.begin_stage()
         if step == 6:
-            assert not graphed.update.graphs.captured
+            assert not graphed.optimizer_step.graphs.captured
             graphed.stream.sizes = BucketedSizes()
         rows = plain.stream.rows(step)
         expected = train_step(plain, rows)
         assert train_step(graphed, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-        captures.append(id(*graphed.update.graphs.captured.values()))
+        captures.append(id(*graphed.optimizer_step.graphs.captured.values()))
     # The first batches may be outgrown; what came to stay serves the stages after it.
     assert captures[2] == captures[3] == captures[4] == captures[5]
 

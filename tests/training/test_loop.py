@@ -58,7 +58,7 @@ def test_learning_rate_warms_up_linearly_and_falls_to_zero_as_a_cosine():
 
 def test_each_step_uses_and_reports_the_rate_of_the_schedule(tmp_path):
     training, used = begin(tmp_path, steps=5), []
-    training.update.optimizer.register_step_pre_hook(
+    training.optimizer_step.optimizer.register_step_pre_hook(
         lambda optimizer, *_: used.append(optimizer.param_groups[0]["lr"])
     )
     train(training, silent)

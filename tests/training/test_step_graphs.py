@@ -38,7 +38,7 @@ def pretend_card(monkeypatch, capture=FakeGraph) -> None:
 
 def use_graphs(training: Training) -> None:
     """Has `training` take its steps through graphs, as it would on a card."""
-    update = training.update
+    update = training.optimizer_step
     update.graphs = StepGraphs(
         update.step, update.without_effect, several_widths=training.settings.layout == "rows"
     )
@@ -59,7 +59,7 @@ def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(
         rows = plain.stream.rows(step)
         expected = train_step(plain, rows)
         assert train_step(graphed, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    captured = graphed.update.graphs.captured
+    captured = graphed.optimizer_step.graphs.captured
     assert len(captured) > 1 if layout == "rows" else len(captured) == 1
     assert {len(widths) for widths in captured} == {accumulate}
 
@@ -73,7 +73,7 @@ def test_a_graph_takes_the_place_of_those_that_never_come_again(layout, tmp_path
     beside, pools = [], []  # of each capture: the widths of the other graphs, and its pool
 
     def watched(run: Callable[[], object], pool: object) -> FakeGraph:
-        beside.append(list(training.update.graphs.captured))
+        beside.append(list(training.optimizer_step.graphs.captured))
         pools.append(pool)
         return FakeGraph(run, pool)
 
