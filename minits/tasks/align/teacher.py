@@ -53,22 +53,16 @@ There is exactly one {MARKER} for each calculation, in the same order; several m
 side. None stands within a word or a number. Mend nothing: no spelling, no quotes, no arithmetic."""
 EXAMPLES = (
     (
-        "A ferry carries 14 cars and twice as many bikes. At the island 9 bikes leave. How many "
-        "cars and bikes are left on board?",
         "A ferry carries 14 cars and twice as many bikes.<T> At the island 9 bikes leave.<T> How "
         "many cars and bikes are left on board?<T>",
         ["14*2=28", "28-9=19", "14+19=33"],
     ),
     (
-        "Olga knits one scarf in 6 hours. She is paid $54 a scarf, of which $12 go for wool. How "
-        "much does she earn an hour?",
         "Olga knits one scarf in 6 hours. She is paid $54 a scarf, of which $12 go for wool.<T> "
         "How much does she earn an hour?<T>",
         ["54-12=42", "42/6=7"],
     ),
     (
-        "How many stamps has Ravi, if his album has 20 pages of 8 stamps each and a quarter of "
-        "all places is empty?",
         "How many stamps has Ravi, if his album has 20 pages of 8 stamps each<T> and a quarter of "
         "all places is empty?<T><T>",
         ["20*8=160", "160/4=40", "160-40=120"],
@@ -198,8 +192,8 @@ def accepted(problems: Sequence[Problem], replies: dict[str, str]) -> str:
 def messages(problem: Problem) -> list[dict[str, str]]:
     """The prompt: what is asked, the examples, the problem."""
     chat = [{"role": "system", "content": PROMPT}]
-    for question, marked, steps in EXAMPLES:
-        chat.append({"role": "user", "content": spoken(question, steps)})
+    for marked, steps in EXAMPLES:
+        chat.append({"role": "user", "content": spoken(marked.replace(MARKER, ""), steps)})
         chat.append({"role": "assistant", "content": spoken(marked, steps)})
     return [*chat, {"role": "user", "content": spoken(problem.question, problem.steps)}]
 
