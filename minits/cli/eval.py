@@ -19,7 +19,6 @@ from minits.settings import check_settings, flag, setting
 from minits.tasks import Task, check_options
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
-from minits.tasks.two_hop import TwoHop
 from minits.training.recipe import Machine
 from minits.training.run_folder import data_files
 from minits.training.scoring import (
@@ -35,6 +34,7 @@ from minits.training.scoring import (
 DESCRIPTION = "evaluate a trained run on a task"
 OPTIONS = ("task",)
 OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
+AS_TRAINED = {"states": "normal", "prompt_thoughts": False, "ask": "question"}
 OF_THOUGHTS = ("prompt_thoughts", "max_thought_tokens", "draft")
 
 
@@ -169,14 +169,8 @@ def describe_probe(probe: Record) -> str:
 
 def changed(flags: EvalFlags, task: Task) -> Record:
     """What the record says of an evaluation that is not as the run was trained."""
-    found: Record = {}
-    if flags.states != "normal":
-        found["states"] = flags.states
-    if flags.prompt_thoughts:
-        found["prompt_thoughts"] = True
-    if isinstance(task, TwoHop) and task.ask != "question":
-        found["ask"] = task.ask
-    return found
+    now = vars(flags) | vars(task)
+    return {name: now[name] for name, usual in AS_TRAINED.items() if now.get(name, usual) != usual}
 
 
 def evaluated(flags: EvalFlags, given: Given, opened: Opened) -> tuple[Task, str]:
