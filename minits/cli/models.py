@@ -117,9 +117,9 @@ def trained_task(folder: Path, about: Json, name: str | None = None) -> Task:
         settings, task, _ = read_run(folder)
         if settings.task == name:
             return task
-    known = name in TASKS and about.get("task") == name
+    options = kept_options(TASKS, name, about) if about.get("task") == name else {}
     try:
-        return make_task(name, spell=str, **kept_options(TASKS[name], about) if known else {})
+        return make_task(name, spell=str, **options)
     except ValueError as error:
         raise ValueError(f"{folder}, thinking.json: {printable(error)}") from error
 
@@ -132,12 +132,13 @@ def trained_method(folder: Path, about: Json) -> Method:
     if (folder / "run.json").exists():
         return read_run(folder).method
     name = about.get("method", "thinking") if about else "no-cot"
-    return make_method(name, **kept_options(METHODS[name], about) if name in METHODS else {})
+    return make_method(name, **kept_options(METHODS, name, about))
 
 
-def kept_options(kind: type[Task] | type[Method], about: Json) -> Json:
-    """The options of a task or a method that went into thinking.json."""
-    return {option: about[option] for option in kind.kept if option in about}
+def kept_options(table: dict[str, Any], name: str, about: Json) -> Json:
+    """The options of the task or method called `name` that went into thinking.json."""
+    kept = table[name].kept if name in table else ()
+    return {option: about[option] for option in kept if option in about}
 
 
 def say_limit(about: Json, limit: int | None) -> None:
