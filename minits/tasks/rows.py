@@ -182,18 +182,18 @@ class Rows(Task):
         return replace(chosen, **dict.fromkeys(set(FILES) - kept)), split
 
 
-def files_in(split: str, names: str) -> list[str]:
-    """The files that the flag of a split names, as `parted`; paths made absolute."""
-    each = parted(flag(split), names, "file")
+def files_in(option: str, names: str) -> list[str]:
+    """The files that an option names, as `parted`; paths made absolute."""
+    each = parted(flag(option), names, "file")
     return [name if name.startswith(HUB) else str(Path(name).absolute()) for name in each]
 
 
-def content_of(split: str, name: str) -> bytes:
+def content_of(option: str, name: str) -> bytes:
     """What a file holds, unpacked. Raises ValueError or FileNotFoundError."""
     path = dataset_file(name.removeprefix(HUB)) if name.startswith(HUB) else Path(name)
     if not path.is_file():
         raise FileNotFoundError(
-            f"{flag(split)} {path} is no file ({around(path)}). Put it back, or name another."
+            f"{flag(option)} {path} is no file ({around(path)}). Put it back, or name another."
         )
     content = path.read_bytes()
     if not content.startswith(b"\x1f\x8b"):
@@ -225,9 +225,9 @@ def question_first(example: Example, suffix: str) -> Example:
     return replace(example, prompt=f"{last} {example.prompt}", steps=(), values=())
 
 
-def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> SplitRows:
+def read_rows(option: str, name: str, parse: Callable[[str], Any], skip_bad: bool) -> SplitRows:
     """The rows of a file. Raises ValueError naming file and line, or FileNotFoundError."""
-    content, examples, bad = content_of(split, name), [], []
+    content, examples, bad = content_of(option, name), [], []
     # Split as bytes, for in a text U+2028 would end a line, too.
     for number, line in enumerate(content.splitlines(), 1):
         try:
@@ -243,7 +243,7 @@ def read_rows(split: str, name: str, parse: Callable[[str], Any], skip_bad: bool
     if not examples:
         first = f", the first: {bad[0]}" if bad else ""
         raise ValueError(
-            f"{flag(split)} {name} holds no row ({len(bad)} bad lines{first}); a row is one line. "
+            f"{flag(option)} {name} holds no row ({len(bad)} bad lines{first}); a row is one line. "
             "Fill it, or name another file."
         )
     about = {"file": name, "rows": len(examples), "skipped": len(bad)}

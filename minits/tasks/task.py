@@ -119,7 +119,7 @@ class Task(Protocol):
         return None
 
     def sources(self) -> dict[str, Json]:
-        """The files that examples were read from, by split. A resumed run must find the same."""
+        """The files that examples come from, by option. A resumed run must find the same."""
         return {}
 
     def coverage(self, split: str, n: int) -> dict[str, float]:
@@ -140,8 +140,8 @@ class Task(Protocol):
 def describe_sources(task: Task) -> list[str]:
     """A line for each file that the examples were read from."""
     return [
-        f"{split}: " + ", ".join(f"{key} {value}" for key, value in source.items())
-        for split, source in task.sources().items()
+        f"{option}: " + ", ".join(f"{key} {value}" for key, value in source.items())
+        for option, source in task.sources().items()
     ]
 
 

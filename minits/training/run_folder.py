@@ -125,11 +125,11 @@ def check_sources(folder: Path, task: Task) -> None:
     before = read_json(path).get(DATA_FILES) if path.exists() else None
     if not before:
         return
-    for split, now in task.sources().items():
-        then = before.get(split, {})
+    for option, now in task.sources().items():
+        then = before.get(option, {})
         if now["sha256"] != then.get("sha256"):
             raise ValueError(
-                f"{flag(split)} {now['file']} is not what the run in {folder} began with: it has "
+                f"{flag(option)} {now['file']} is not what the run in {folder} began with: it has "
                 f"{now['rows']} rows and SHA-256 {now['sha256']:.12}…, {path} says "
                 f"{then.get('rows')} and {then.get('sha256')!s:.12}…. Put the old file back, name "
                 "where it lies now, or start a new run."
