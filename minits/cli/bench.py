@@ -20,7 +20,6 @@ from minits.training.recipe import Machine
 from minits.training.scoring import Pairs, draw_rows, prompts_of, with_room
 
 DESCRIPTION = "measure speed beside the limits of the machine"
-OPTIONS = ()
 PARTS = ("all", "prefill", "decode", "drafts", "answers", "train", "cost")
 
 

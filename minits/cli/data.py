@@ -17,6 +17,7 @@ from minits.cli.flags import (
     Output,
     Weights,
     add_flags,
+    add_options,
     check_idle,
     check_new_file,
     note,
@@ -27,7 +28,7 @@ from minits.lab.provenance import Record
 from minits.methods.thinking import Thinking
 from minits.settings import setting
 from minits.supervision import Example, Row, render_marked
-from minits.tasks import Task, make_task
+from minits.tasks import TASKS, Task, make_task
 from minits.tasks.align.problems import Problem
 from minits.tasks.align.teacher import align_with_teacher
 from minits.tasks.gsm import Gsm
@@ -42,7 +43,6 @@ from minits.training.run_folder import data_files
 from minits.training.scoring import sharing
 
 DESCRIPTION = "show an example of a task with its chunks, markers and targets"
-OPTIONS = ("task",)
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # T's warm-up has other targets for some time, but none that would be shown here.
     options = parser.add_argument_group("options of the method thinking")
     add_flags(options, Thinking, omit=("thought_warmup",))
+    add_options(parser, TASKS, "task")
 
 
 def run(given: Given) -> tuple[Record, int]:

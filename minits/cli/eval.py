@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from minits.cli.flags import Given, Output, add_flags, check_new_file, note, take
+from minits.cli.flags import Given, Output, add_flags, add_options, check_new_file, note, take
 from minits.cli.models import Opened, describe_model, measured_on, open_model, say_limit
 from minits.cli.page import MOST_ROWS, head, write_page
 from minits.cli.show import Card
@@ -16,7 +16,7 @@ from minits.lab.interventions import STATES
 from minits.lab.provenance import Record, record
 from minits.methods import Method
 from minits.settings import check_settings, flag, setting
-from minits.tasks import Task, check_options
+from minits.tasks import TASKS, Task, check_options
 from minits.tasks.rows import Rows, question_first
 from minits.tasks.task import check_overlap
 from minits.training.recipe import Machine
@@ -32,7 +32,6 @@ from minits.training.scoring import (
 )
 
 DESCRIPTION = "evaluate a trained run on a task"
-OPTIONS = ("task",)
 OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
 AS_TRAINED = {"states": "normal", "prompt_thoughts": False, "ask": "question"}
 OF_THOUGHTS = ("prompt_thoughts", "max_thought_tokens", "draft")
@@ -72,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags of the command."""
     add_flags(parser, EvalFlags)
     add_flags(parser, GenerationConfig, omit=OWN)
+    add_options(parser, TASKS, "task")
 
 
 def hook_maker(flags: EvalFlags, method: Method) -> HookMaker:

@@ -20,7 +20,6 @@ from minits.supervision import Example
 from minits.training.recipe import Machine
 
 DESCRIPTION = "answer prompts and show every thought where it arose"
-OPTIONS = ()
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,7 @@ from typing import NoReturn
 
 from minits.checkpoint.files import printable
 from minits.cli import bench, data, eval, infer, report, train
-from minits.cli.flags import add_options
-from minits.methods import METHODS
 from minits.settings import flag
-from minits.tasks import TASKS
 from minits.training import distributed
 from minits.training.loop import TrainingError
 from minits.training.session import ran_out
@@ -25,7 +22,6 @@ COMMANDS = {
     "report": report,
     "data": data,
 }
-TABLES = {"task": TASKS, "method": METHODS}
 LONGEST = 1000  # characters of a message; the middle of a longer one is left out
 
 
@@ -39,9 +35,8 @@ class Parser(argparse.ArgumentParser):
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all commands.
 
-    Each module has a DESCRIPTION, `add_arguments`, OPTIONS (whose options it takes) and `run`,
-    which takes the flags that were given and returns (figures, exit status). --json prints
-    the figures, where there are any.
+    Each module has a DESCRIPTION, `add_arguments` and `run`, which takes the flags that were given
+    and returns (figures, exit status). --json prints the figures, where there are any.
     """
     parser = Parser(prog="run.py", description=__doc__)
     parser.add_argument("--traceback", action="store_true", help="show tracebacks of errors")
@@ -57,8 +52,6 @@ def make_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--traceback", action="store_true", help=argparse.SUPPRESS)
         module.add_arguments(command)
-        for kind in module.OPTIONS:
-            add_options(command, TABLES[kind], kind)
         command.set_defaults(parser=command)
     return parser
 

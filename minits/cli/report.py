@@ -13,7 +13,6 @@ from minits.lab.tables import tables
 from minits.settings import setting
 
 DESCRIPTION = "print the tables of results, made of the records of real runs"
-OPTIONS = ()
 # Where the tables stand: each between two lines that name it.
 PACKAGE = Path(__file__).parents[1]
 PAGES = (PACKAGE.parent / "README.md", PACKAGE / "lab" / "RESULTS.md")

@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 
 from minits.checkpoint.files import listing, write_text
-from minits.cli.flags import Given, Output, add_flags, check_idle, note, take
+from minits.cli.flags import Given, Output, add_flags, add_options, check_idle, note, take
 from minits.cli.models import RUNS, newest_run
 from minits.lab.presets import check_contents, check_needs, find_preset
 from minits.lab.provenance import Record, record
@@ -29,7 +29,6 @@ from minits.training.recipe import (
 )
 from minits.training.session import run_training
 
-OPTIONS = ("task", "method")
 DESCRIPTION = "train on a task and evaluate, in and beyond the trained examples"
 EPILOG = "recipes (task, method, model: settings):\n" + "\n".join(
     f"  {name}, {method}, {kind}: " + " ".join(f"{flag(k)} {v}" for k, v in recipe.items())
@@ -54,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """All flags of the command."""
     add_flags(parser, TrainSettings)
     add_flags(parser, TrainFlags)
+    add_options(parser, TASKS, "task")
+    add_options(parser, METHODS, "method")
 
 
 def run(given: Given) -> tuple[Record, int]:
