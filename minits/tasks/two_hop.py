@@ -93,13 +93,13 @@ class TwoHop(Rows):
     }
 
     def check(self) -> None:
-        for regime, file in REGIMES.items():
-            given, wanted = bool(getattr(self, file)), self.knowledge == regime
-            beside = file == "facts" and self.knowledge == "parametric"  # those may be, too
-            if given != wanted and not beside:
+        for regime, option in REGIMES.items():
+            file, wanted = getattr(self, option), self.knowledge == regime
+            beside = option == "facts" and self.knowledge == "parametric"  # those may be, too
+            if bool(file) != wanted and not beside:
                 raise ValueError(
-                    f"--knowledge {regime} and {flag(file)} FILE go together; --knowledge is "
-                    f"{self.knowledge}, {flag(file)} {getattr(self, file)}. Give both or neither."
+                    f"--knowledge {regime} and {flag(option)} FILE go together; --knowledge is "
+                    f"{self.knowledge}, {flag(option)} {file or 'not given'}. Give both or neither."
                 )
 
     def has(self, split: str) -> bool:
@@ -120,10 +120,11 @@ class TwoHop(Rows):
         if cut:
             rows = [row for row in rows if self.held_out(row.subject) == (split == "valid")]
         if not rows:
+            known = f" (--known {self.known})" if self.known else ""
             raise ValueError(
                 f"{about['file']}: no row is left for {split}. Of {about['rows']} rows {used} may "
-                f"be used (--known: {self.known}), which --valid-share {self.valid_share} divides "
-                "by subject. Name other files, or choose another share."
+                f"be used{known}, which --valid-share {self.valid_share} divides by subject. Name "
+                "other files, or choose another share."
             )
         about = about | {"used": len(rows)}
         if split == "train" and self.facts:
