@@ -10,6 +10,8 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import torch
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer as Backend
 from torch import nn
 
 from minits.checkpoint.tokenizer import UNKNOWN, Tokenizer
@@ -96,13 +98,12 @@ def tiny_tokenizer(texts: Iterable[str] | None = None) -> Tokenizer:
 
     Raises ValueError if that which ships is not that of WORDS.
     """
-    if texts is not None:
-        return Tokenizer(learned_definition(texts), eos_ids=(0,), pad_id=1)
-    text = (ASSETS / "tokenizer.json").read_text(encoding="utf-8")
+    shipped = ASSETS / "tokenizer.json"
+    text = shipped.read_text(encoding="utf-8") if texts is None else learned_definition(texts)
     tokenizer = Tokenizer(text, eos_ids=(0,), pad_id=1)
-    if tokenizer.known_ids != frozenset(range(len(WORDS))):
+    if texts is None and tokenizer.known_ids != set(range(len(WORDS))):
         raise ValueError(
-            f"{ASSETS / 'tokenizer.json'} has {len(tokenizer.known_ids)} words, WORDS in "
+            f"{shipped} has {len(tokenizer.known_ids)} words, WORDS in "
             f"minits/checkpoint/tiny.py has {len(WORDS)}: write what tokenizer_definition() gives "
             "into that file."
         )
@@ -111,9 +112,6 @@ def tiny_tokenizer(texts: Iterable[str] | None = None) -> Tokenizer:
 
 def tokenizer_definition() -> str:
     """The JSON of assets/tokenizer.json: words with a leading space, digits one by one, signs."""
-    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as Backend
-
     backend = Backend(models.WordLevel({word: i for i, word in enumerate(WORDS)}, UNKNOWN))
     pattern = Regex(r" ?[A-Za-z]+(?:'[a-z]+)?| ?[0-9]| ?[^\sA-Za-z0-9]|\s")
     backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
@@ -125,9 +123,6 @@ def tokenizer_definition() -> str:
 
 def learned_definition(texts: Iterable[str]) -> str:
     """The JSON of a byte-level BPE tokenizer trained on `texts`; digits stay single, as Qwen's."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
-    from tokenizers import Tokenizer as Backend
-
     backend = Backend(models.BPE())
     pattern = Regex(r" ?\p{L}+(?:'\p{L}+)?| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -24,10 +24,9 @@ class Tokenizer:
         definition: str,  # the JSON of tokenizer.json
         eos_ids: tuple[int, ...],  # the first closes answers and thoughts
         pad_id: int,
-        companions: dict[str, bytes] | None = None,  # files that go with it, by name
     ) -> None:
         self.definition, self.eos_ids, self.pad_id = definition, eos_ids, pad_id
-        self.companions = companions or {}
+        self.companions: dict[str, bytes] = {}  # files that go with it, by name
         raw = json.loads(definition)
         self._decoder, self._encoder = (Backend.from_str(definition) for _ in range(2))
         self._encoder.encode_special_tokens = True  # as text
@@ -44,21 +43,14 @@ class Tokenizer:
         check_ids(raw, vocabulary)
 
     @classmethod
-    def from_folder(
-        cls,
-        folder: Path,
-        eos_ids: tuple[int, ...],
-        pad_id: int,
-        companions: dict[str, bytes] | None = None,
-    ) -> Tokenizer:
+    def from_folder(cls, folder: Path, eos_ids: tuple[int, ...], pad_id: int) -> Tokenizer:
         """Reads folder/tokenizer.json.
 
         Raises FileNotFoundError or ValueError saying what is there instead.
         """
         path = require(folder / "tokenizer.json")
         try:
-            definition = path.read_bytes().decode()
-            return cls(definition, eos_ids, pad_id, companions)
+            return cls(path.read_bytes().decode(), eos_ids, pad_id)
         except Exception as error:  # the package raises bare Exception for a malformed file
             raise ValueError(
                 f"{path} is not a readable tokenizer: {culprit(path)}{printable(error)}. Download "
@@ -93,8 +85,7 @@ class Tokenizer:
         encoded = self._encoder.encode(text, add_special_tokens=False)
         if self._unknown is not None and self._unknown in encoded.ids:
             at, end = encoded.offsets[encoded.ids.index(self._unknown)]
-            vocabulary = self._encoder.get_vocab()
-            words = sorted(token for token in vocabulary if not token.startswith("<"))
+            words = sorted(word for word in self._encoder.get_vocab() if not word.startswith("<"))
             raise ValueError(
                 f"the word {printable(repr(text[at:end]))} is not in this small vocabulary, where "
                 f"a space belongs to the word after it: {printable(words, 800)}. Use these words, "

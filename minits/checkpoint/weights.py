@@ -105,8 +105,14 @@ def load(
     contradicts a trained run included.
     """
     folder = local_folder(folder_or_hub_id, revision)
-    asked = dict(zip(CHOICES, (chunk_size, inject_after, extract_after)))
-    return load_checkpoint(folder, dtype, device, **asked)[:2]
+    return load_checkpoint(
+        folder,
+        dtype,
+        device,
+        chunk_size=chunk_size,
+        inject_after=inject_after,
+        extract_after=extract_after,
+    )[:2]
 
 
 def load_checkpoint(
@@ -280,19 +286,19 @@ def read_tokenizer(
     folder: Path, eos_ids: tuple[int, ...], pad_id: int, vocab_size: int
 ) -> Tokenizer:
     """The tokenizer of a model folder, with the files that go with it into every checkpoint."""
-    companions = {
+    tokenizer = Tokenizer.from_folder(folder, eos_ids, pad_id)
+    tokenizer.companions = {
         path.name: require(path).read_bytes()
         for pattern in COMPANIONS
         for path in folder.glob(pattern)
     }
-    tokenizer = Tokenizer.from_folder(folder, eos_ids, pad_id, companions)
-    unknown = [i for i in eos_ids if i not in tokenizer.known_ids]
-    if unknown:
-        raise ValueError(
-            f"{folder}: the id {unknown[0]} that ends a text (eos_token_id) is no token of "
-            "tokenizer.json, so nothing would ever end. Use the tokenizer and "
-            "generation_config.json of one and the same checkpoint."
-        )
+    for eos_id in eos_ids:
+        if eos_id not in tokenizer.known_ids:
+            raise ValueError(
+                f"{folder}: the id {eos_id} that ends a text (eos_token_id) is no token of "
+                "tokenizer.json, so nothing would ever end. Use the tokenizer and "
+                "generation_config.json of one and the same checkpoint."
+            )
     highest = max(tokenizer.known_ids)
     if highest >= vocab_size:
         token = printable(repr(tokenizer.token(highest)))
@@ -355,7 +361,7 @@ def write_model(
         for name in ("config.json", "generation_config.json")
     )
     said = base if base and read_config(base) == qwen else base | write_config(qwen)
-    types = {key: written_as for key in ("torch_dtype", *({"dtype"} & set(base)))}
+    types = {"torch_dtype": written_as} | ({"dtype": written_as} if "dtype" in base else {})
     contents = {
         "config.json": said | ids | types,
         "generation_config.json": sampling | ids,
