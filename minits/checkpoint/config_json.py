@@ -121,10 +121,8 @@ def sliding_attention(file: ConfigFile, where: str) -> tuple[int | None, tuple[i
     layers, kinds = file.num_hidden_layers, file.layer_types
     switched = file.use_sliding_window and file.sliding_window
     first = file.max_window_layers
-    if first is None:
-        first = 28  # as in transformers
     if kinds is None:
-        sliding = tuple(range(first, layers))
+        sliding = tuple(range(28 if first is None else first, layers))  # 28: as in transformers
         return (file.sliding_window, sliding) if switched and sliding else (None, ())
     wrong = [kind for kind in kinds if kind not in KINDS]
     if wrong or len(kinds) != layers:
@@ -135,10 +133,10 @@ def sliding_attention(file: ConfigFile, where: str) -> tuple[int | None, tuple[i
     sliding = tuple(layer for layer, kind in enumerate(kinds) if kind == SLIDING)
     if not sliding:
         return None, ()
-    if not switched or (file.max_window_layers is not None and sliding[0] < first):
+    if not switched or sliding[0] < (first or 0):
         raise ValueError(
             f"{where}: layer_types lets layer {sliding[0]} slide, but use_sliding_window is "
             f"{file.use_sliding_window}, sliding_window {file.sliding_window} and "
-            f"max_window_layers {file.max_window_layers}. Put back what they were."
+            f"max_window_layers {first}. Put back what they were."
         )
     return file.sliding_window, sliding

@@ -100,8 +100,9 @@ def read_values(kind: type, raw: Json, where: Path | str) -> Any:
     found = {
         each.name: raw[each.name] for each in fields(kind) if raw.get(each.name) is not None
     }
-    needed = [each.name for each in fields(kind) if each.default is MISSING]
-    missing = [name for name in needed if name not in found]
+    missing = [
+        each.name for each in fields(kind) if each.default is MISSING and each.name not in found
+    ]
     if missing:
         raise ValueError(
             f"{where}: lacks {', '.join(missing)}; copy the file again from where it came."

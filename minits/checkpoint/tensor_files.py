@@ -1,10 +1,10 @@
 """Tensors <-> safetensors files, which must cover a module exactly, or all faults are named."""
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mode
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -50,8 +50,8 @@ def weight_files(folder: Path) -> dict[Path, set[str] | None]:
             f"{folder} has no model.safetensors and no model.safetensors.index.json (it holds "
             f"{listing(folder)}). Only safetensors weights are read."
         )
-    there = {path for path in folder.iterdir() if WEIGHTS.fullmatch(path.name)}
-    if beside := sorted(path.name for path in there - set(files)):
+    there = sorted(path.name for path in folder.iterdir() if path not in files)
+    if beside := list(filter(WEIGHTS.fullmatch, there)):
         raise ValueError(
             f"{folder} holds weights twice: {source.name} does not name {beside[0]}. Remove what "
             "is stale."
@@ -140,8 +140,7 @@ def load_exactly(
 
 def note_oddities(folder: Path, found: dict[str, tuple], unused: list[str]) -> None:
     """Warns of what is harmless and may surprise."""
-    kinds = Counter(kind for _, _, kind in found.values())
-    usual = kinds.most_common(1)[0][0]
+    usual = mode(kind for _, _, kind in found.values())
     others = [name for name, (_, _, kind) in found.items() if kind != usual]
     notes = {
         f"of another precision than {usual}": others,
