@@ -1,5 +1,5 @@
 """The columns of tables: each writes what it shows of a cell."""
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -10,15 +10,13 @@ Column = Callable[[Cell], str]
 Columns = dict[str, Column]
 
 
-def table_of(cells: Sequence[Cell], heads: Columns, figures: Columns) -> str:
+def table_of(cells: Iterable[Cell], heads: Columns, figures: Columns) -> str:
     """A line a cell. heads: columns of what is known without a run; figures: of what runs gave."""
-    lines = []
+    lines, figures = [], figures | MADE
     for cell in cells:
-        known = [column(cell) for column in heads.values()]
-        if cell.runs:
-            lines.append(known + [column(cell) for column in figures.values()])
-        else:
-            lines.append(known + not_run(len(figures)))
+        known = [write(cell) for write in heads.values()]
+        found = [write(cell) for write in figures.values()] if cell.runs else not_run(len(figures))
+        lines.append(known + found)
     return markdown([*heads, *figures], lines)
 
 
@@ -33,9 +31,10 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [columns, rule, *lines])
 
 
-def apart(cell: Cell) -> list[Cell]:
+def apart(cells: Iterable[Cell]) -> Iterator[Cell]:
     """A cell for each run; the cell itself where there is none."""
-    return [replace(cell, runs=[run]) for run in cell.runs] or [cell]
+    for cell in cells:
+        yield from [replace(cell, runs=[run]) for run in cell.runs] or [cell]
 
 
 def title(cell: Cell) -> str:

@@ -57,19 +57,15 @@ MARKERS = "osD^vPX*"
 
 def lengths(book: Book, path: Path) -> bool:
     """Table 1 by the length of an example: a panel for each task and N, a line for each method."""
-    found: dict[str, list[Record]] = {}  # of each preset, the buckets of its runs
-    for run in book.runs:
-        name = run.get("preset", "")
-        if name.startswith("table1/"):
-            found.setdefault(name, []).append(run["ood"]["buckets"])
-    if not found:
+    if not any(run.get("preset", "").startswith("table1/") for run in book.runs):
         return False
     lengths_of = {task: Ns for (task, _), Ns in STATE_TRACKING.items()}
     with drawing(path, len(lengths_of), 3, (11, 6)) as panels:
         for row, (task, Ns) in zip(panels, lengths_of.items()):
             for panel, N in zip(row, Ns):
                 for marker, method in zip(MARKERS, ("thinking", "cot", "no-cot")):
-                    runs = found.get(f"table1/{task}-{N}-{method}", [])
+                    name = f"table1/{task}-{N}-{method}"
+                    runs = [run["ood"]["buckets"] for run in book.runs if run.get("preset") == name]
                     if points := by_length(runs, N):
                         panel.plot(*zip(*points), marker=marker, label=METHODS[method].title)
                 panel.axvspan(0, N, color="0.93")

@@ -20,8 +20,10 @@ from minits.lab.provenance import Record
 RECORDS = Path(__file__).parent / "records"
 FILES = {"train": "runs", "bench": "benches", "eval": "probes"}  # and the fields of a book
 # Settings that make a training one of a cell of Table 2, whose presets' names begin so.
-IDENTITY = "task method knowledge fact_thoughts steps_shown step_after suffix resample".split()
-IDENTITY += "chunk_size one_per_chunk removal latents".split()
+IDENTITY = (
+    "task method knowledge fact_thoughts steps_shown step_after suffix resample chunk_size "
+    "one_per_chunk removal latents"
+).split()
 TABLE2 = ("gsm/", "two-hop/")
 Label = tuple[Any, ...]
 Interval = tuple[float, float, float]  # mean, low, high
@@ -47,10 +49,10 @@ def read_records(path: Path) -> list[Record]:
 
 def weights_of(record: Record) -> str:
     """The size of the model, else its name."""
-    sizes = {width: size for size, width in WIDTHS.items()}
+    for size, width in WIDTHS.items():
+        if record.get("hidden_size") == width:
+            return size
     name = record["settings"]["model"]
-    if size := sizes.get(record.get("hidden_size")):
-        return size
     found = re.search(r"\d\.\db", name.lower())  # older records hold the name alone
     return found[0].upper() if found else name
 
@@ -152,10 +154,11 @@ class Cell:
 
     def speed_up(self) -> float | None:
         """CoT's time over its own, both beside the same thinking run; None: not measured."""
-        found = []
-        for taken in beside_one_run(self.benches):
-            if {COT, self.label} <= taken.keys():
-                found.append(taken[COT] / taken[self.label])
+        found = [
+            taken[COT] / taken[self.label]
+            for taken in beside_one_run(self.benches)
+            if {COT, self.label} <= taken.keys()
+        ]
         return fmean(found) if found else None
 
 
@@ -198,8 +201,8 @@ class Book(NamedTuple):
     def trained(self, name: str) -> list[Record]:
         """A run for each seed, in their order: the best on valid, and of equals the last."""
         runs = [run for run in self.runs if "test" in run and belongs(run, name, PRESETS[name])]
-        by_valid = sorted(runs, key=lambda run: run.get("accuracy_valid", 0.0))
-        best = {run["seed"]: run for run in by_valid}
+        runs.sort(key=lambda run: run.get("accuracy_valid", 0.0))
+        best = {run["seed"]: run for run in runs}
         return [best[seed] for seed in sorted(best)]
 
     def cells(self, beginning: str, *endings: str) -> list[Cell]:
@@ -210,11 +213,11 @@ class Book(NamedTuple):
 
     def measured(self, key: str) -> list[tuple[Record, list[Record]]]:
         """Each measurement that has lines with a `key`, and those lines."""
-        found = []
-        for record in self.benches:
-            lines = [line for line in record.get("lines", ()) if key in line]
-            found += [(record, lines)] if lines else []
-        return found
+        found = (
+            (record, [line for line in record.get("lines", ()) if key in line])
+            for record in self.benches
+        )
+        return [(record, lines) for record, lines in found if lines]
 
 
 def read_book() -> Book:

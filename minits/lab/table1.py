@@ -3,7 +3,6 @@ from collections.abc import Iterator, Sequence
 
 from minits.lab.columns import (
     HEADS,
-    MADE,
     NONE,
     NOT_RUN,
     Columns,
@@ -29,8 +28,8 @@ def state_tracking(records: Sequence[Record]) -> str:
     }
     parts = []
     for heading, beginnings in TABLES.items():
-        cells = [each for cell in cells_of(beginnings, records) for each in apart(cell)]
-        parts += [f"**{heading}**", table_of(cells, HEADS, figures | MADE)]
+        cells = apart(cells_of(beginnings, records))
+        parts += [f"**{heading}**", table_of(cells, HEADS, figures)]
     return "\n\n".join(parts)
 
 

@@ -7,7 +7,6 @@ from minits.lab import bench_cost, paper
 from minits.lab.bench_answers import WAYS
 from minits.lab.columns import (
     HEADS,
-    MADE,
     NONE,
     NOT_RUN,
     Columns,
@@ -155,8 +154,7 @@ def runs_of(task: str, book: Book, figures: Columns) -> str:
             what = f"{called(settings['method'], settings)} at {settings['lr']:g}"
             own = Preset(f"{what}, {weights_of(run)}", settings)
             cells.append(Cell(name or "", own, [run]))
-    cells = [each for cell in cells for each in apart(cell)]
-    return table_of(cells or [Cell("", Preset("all", {}), [])], HEADS, figures | MADE)
+    return table_of(apart(cells or [Cell("", Preset("all", {}), [])]), HEADS, figures)
 
 
 def called(method: str, options: Record) -> str:
@@ -224,7 +222,7 @@ def coconut(book: Book) -> str:
         "paper, %": in_paper,
         "paper, speed-up": lambda cell: times_over(cell.preset.paper_speed),
     }
-    return table_of(cells, heads, TESTED | MADE)
+    return table_of(cells, heads, TESTED)
 
 
 def ablation(kind: str, words: str, book: Book) -> str:
@@ -241,7 +239,7 @@ def ablation(kind: str, words: str, book: Book) -> str:
 
         figures = TESTED | {"less that of `chunk-8`, points": less, SAYING: ROWS[SAYING]}
         figures |= {"late rows, %": mean_of("test", "late_share")}
-        parts.append(table_of(cells, {"run": title}, figures | MADE))
+        parts.append(table_of(cells, {"run": title}, figures))
     return "\n\n".join(parts)
 
 
