@@ -127,8 +127,10 @@ def bench_decode(
 
     def line(what: str, batch: int, config: GenerationConfig) -> Line:
         prompts = [prompt_of(128 // c * c)] * batch
-        ways = [vars(replace(config, max_new_tokens=tokens)) for tokens in (1, new + 1)]
-        sides = [partial(generate_ids, engine, prompts, **way) for way in ways]
+        sides = [
+            partial(generate_ids, engine, prompts, **vars(replace(config, max_new_tokens=tokens)))
+            for tokens in (1, new + 1)
+        ]
         one, many = map(summary, time_interleaved(sides, repeats))
         rate = batch * new / (many["ms"] - one["ms"]) * 1e3
         limit = batch * limits["copy_TB_per_s"] * 1e12 / weights_bytes(engine)
@@ -195,9 +197,11 @@ def bench_prefill(
 
 def ways_of_reading(*aheads: int | None) -> list[Line]:
     """Sequential, then speculative with each draft under each lookahead."""
-    speculative = [("speculative", draft, n) for n in aheads for draft in DRAFTS]
-    ways = [("sequential", "trivial", None), *speculative]
-    return [dict(zip(("prefill", "draft", "lookahead"), way)) for way in ways]
+    return [{"prefill": "sequential", "draft": "trivial", "lookahead": None}] + [
+        {"prefill": "speculative", "draft": draft, "lookahead": ahead}
+        for ahead in aheads
+        for draft in DRAFTS
+    ]
 
 
 def bench_drafts(engine: Engine, prompts: list[list[int]], repeats: int) -> Iterator[Line]:

@@ -55,7 +55,6 @@ def bench_answers(thinking: Side, others: Sequence[Side], repeats: int) -> Itera
     for side, times, found in zip(sides, taken, results):
         how = ("prefill", "draft", "lookahead") if side.method.thinks else ()
         of_each = [found[number] for number in range(len(times))]
-        thoughts = [[len(ids) - 1 for ids in result.thought_ids] for result in of_each]
         yield {
             "what": "answers, one at a time",
             "run": side.run,
@@ -69,7 +68,9 @@ def bench_answers(thinking: Side, others: Sequence[Side], repeats: int) -> Itera
             "entered_and_one": fmean(result.nontrivial + 1 for result in of_each),
             "chunk_passes": fmean(result.chunk_passes for result in of_each),
             "tokens": fmean(len(result.ids) for result in of_each),
-            "thought_tokens": fmean(map(sum, thoughts)),
+            "thought_tokens": fmean(
+                sum(len(ids) - 1 for ids in result.thought_ids) for result in of_each
+            ),
         }
     if stopped:
         raise stopped

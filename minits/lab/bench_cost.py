@@ -118,8 +118,7 @@ def losses_of(name: str, model: ThinkingStates, row: Row, losses: Any = None) ->
     """The losses of a row by a method; its batch has no room to grow, for there is no other one."""
     method = make_method(name)
     sizes = ExactSizes(least=int(method.thinks))
-    batch = method.collate([row], model.config, sizes=sizes)
-    batch = batch.map(lambda x: x.to(model.device))
+    batch = method.collate([row], model.config, sizes=sizes).map(lambda x: x.to(model.device))
     return partial(losses or method.losses, model, batch)
 
 
