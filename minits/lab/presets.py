@@ -153,9 +153,9 @@ LINES = {
     ),
     "pause": TableLine("Pause tokens", LATENT | {"method": "pause"}, *LATENT_SCHEDULES),
 }
+MAIN = ("cot", "no-cot", "thinking")  # the lines that every benchmark has in every way
 # Of each benchmark, the lines that there are at 1.5B, too.
-LARGE = {"gsm": ("cot", "no-cot", "thinking", "icot", "icot-steps", "coconut")}
-LARGE |= dict.fromkeys(REGIMES, ("cot", "no-cot", "thinking"))
+LARGE = dict.fromkeys(REGIMES, MAIN) | {"gsm": (*MAIN, "icot", "icot-steps", "coconut")}
 # What single presets have otherwise than their line; eight parts are reckoned, not measured.
 EXCEPTIONS = {"gsm/1.5b-thinking": {"lr": 3e-5}, "gsm/1.5b-coconut": {"accumulate": 8}}
 # The paper's training: steps that end in one chunk share a state, so thoughts are long.
@@ -196,7 +196,7 @@ def table2_presets() -> dict[str, Preset]:
             settings |= EXCEPTIONS.get(beginning + name, {})
             made = reasoning_preset(size, f"{line.title}, {size}", benchmark, **settings)
             found[beginning + name] = replace(made, beside=f"{beginning}thinking")
-    for regime, name in product(REGIMES, ("cot", "no-cot", "thinking")):
+    for regime, name in product(REGIMES, MAIN):
         title = f"{LINES[name].title}, facts not said, 0.5B"
         settings = LINES[name].own | LINES[name].two_hop | NOT_SAID
         made = reasoning_preset("0.5B", title, regime, **settings)
@@ -290,9 +290,9 @@ TABLES = {  # title of each table of Table 1, and the beginnings of its presets'
 def find_preset(name: str) -> Preset:
     """The preset called `name`. Raises ValueError naming those there are, or near it."""
     if name not in PRESETS:
-        family = {each: each.partition("/")[0] for each in (name, *PRESETS)}
-        near = [each for each in PRESETS if family[each] == family[name]]
-        known = near or dict.fromkeys(f"{family[each]}/…" for each in PRESETS)
+        family = name.partition("/")[0] + "/"
+        near = [each for each in PRESETS if each.startswith(family)]
+        known = near or dict.fromkeys(f"{each.partition('/')[0]}/…" for each in PRESETS)
         raise ValueError(
             f"--preset {name!r} is not known; the presets are: {', '.join(known)} (run.py report "
             "lists them)."
@@ -337,10 +337,9 @@ def check_contents(name: str, model: str, revision: str | None, task: Task) -> N
     if preset.model:
         path = checkpoint_of(local_folder(model, revision)) / "config.json"
         wrong += mismatches(f"{path}", preset.model, read_json(path))
-    sources = task.sources() if any(preset.files.values()) else {}
     for split, known in preset.files.items():
         if known:
-            about = sources[split]
+            about = task.sources()[split]
             lines = about["rows"] + about["skipped"]
             wrong += mismatches(f"{flag(split)} {about['file']}", known, about | {"rows": lines})
     if wrong:
