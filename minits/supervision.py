@@ -163,8 +163,7 @@ def encode_example(
     c = config.chunk_size
     # The last token is never read.
     complete = (len(ids) - 1) // c if example.taught else 0
-    K = -(-len(ids) // c)
-    thoughts: list[list[int]] = [[] for _ in range(K)]
+    thoughts: list[list[int]] = [[] for _ in range(0, len(ids), c)]
     ends = []  # see Row
     for token, text in steps_to_tokens(offsets, example.steps):
         chunk = token // c
