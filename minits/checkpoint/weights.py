@@ -264,7 +264,7 @@ def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
         file = read_json(folder / name) if present(folder / name) else {}
         for key in ("eos_token_id", "pad_token_id"):
             value, several = file.get(key), key == "eos_token_id"
-            if value is None or (several and value == []):
+            if value is None:
                 continue
             ids = value if several and isinstance(value, list) else [value]
             if any(type(i) is not int or not 0 <= i < vocab_size for i in ids):
@@ -272,7 +272,7 @@ def special_ids(folder: Path, vocab_size: int) -> tuple[tuple[int, ...], int]:
                     f"{folder / name}: {key} is {printable(repr(value))}, outside the vocabulary "
                     f"(0 … {vocab_size - 1}). Put back what it was."
                 )
-            found.setdefault(key, ids)
+            found[key] = found.get(key) or ids  # an empty list names none
     ends = found.get("eos_token_id")
     if not ends:
         raise ValueError(
