@@ -153,7 +153,7 @@ LINES = {
     ),
     "pause": TableLine("Pause tokens", LATENT | {"method": "pause"}, *LATENT_SCHEDULES),
 }
-MAIN = ("cot", "no-cot", "thinking")  # the lines that every benchmark has in every way
+MAIN = ("cot", "no-cot", "thinking")  # at every size, and where two-hop's facts are not said
 # Of each benchmark, the lines that there are at 1.5B, too.
 LARGE = dict.fromkeys(REGIMES, MAIN) | {"gsm": (*MAIN, "icot", "icot-steps", "coconut")}
 # What single presets have otherwise than their line; eight parts are reckoned, not measured.

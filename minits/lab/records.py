@@ -62,17 +62,17 @@ def preset_of(record: Record) -> str | None:
     return record.get("preset") or record.get("settings", {}).get("preset")
 
 
-def belongs(record: Record, name: str, preset: Preset) -> bool:
-    """Whether a record of a training, or of its weights, is one of this cell."""
-    settings = record.get("settings", {})
-    if not settings or preset_of(record):
-        return preset_of(record) == name
+def belongs(record: Record, name: str) -> bool:
+    """Whether a record of a training, or of its weights, is one of this preset's cell."""
+    settings, preset, named = record.get("settings", {}), PRESETS[name], preset_of(record)
+    if not settings or named:
+        return named == name
     if not name.startswith(TABLE2) or weights_of(record) != preset.size:
         return False
     # No value is as good as one that does nothing: False, or an empty text.
-    both = settings, preset.settings
-    ours, theirs = ([each.get(key) or None for key in IDENTITY] for each in both)
-    return ours == theirs
+    return all(
+        (settings.get(key) or None) == (preset.settings.get(key) or None) for key in IDENTITY
+    )
 
 
 def label_of(method: str, options: Json) -> Label:
@@ -195,12 +195,12 @@ class Book(NamedTuple):
             own = [run["settings"] for run in runs]
             benches = [each for each in self.benches if each.get("settings") in own]
         else:
-            benches = [each for each in self.benches if belongs(each, beside, PRESETS[beside])]
+            benches = [each for each in self.benches if belongs(each, beside)]
         return Cell(name, preset, runs, benches)
 
     def trained(self, name: str) -> list[Record]:
         """A run for each seed, in their order: the best on valid, and of equals the last."""
-        runs = [run for run in self.runs if "test" in run and belongs(run, name, PRESETS[name])]
+        runs = [run for run in self.runs if "test" in run and belongs(run, name)]
         runs.sort(key=lambda run: run.get("accuracy_valid", 0.0))
         best = {run["seed"]: run for run in runs}
         return [best[seed] for seed in sorted(best)]

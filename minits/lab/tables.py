@@ -151,9 +151,8 @@ def runs_of(task: str, book: Book, figures: Columns) -> str:
         # A run of any other preset has a table of its own.
         elsewhere = name in PRESETS and not name.startswith(beginnings)
         if of_task and not elsewhere and run not in placed:
-            what = f"{called(settings['method'], settings)} at {settings['lr']:g}"
-            own = Preset(f"{what}, {weights_of(run)}", settings)
-            cells.append(Cell(name or "", own, [run]))
+            how = f"{called(settings['method'], settings)} at {settings['lr']:g}, {weights_of(run)}"
+            cells.append(Cell(name or "", Preset(how, settings), [run]))
     return table_of(apart(cells or [Cell("", Preset("all", {}), [])]), HEADS, figures)
 
 
@@ -184,8 +183,6 @@ GSM = ROWS | {
     "answer right if the last is, %": mean_of("test", "right_if_last_is"),
     "c, text after": distinct(chunk_and_suffix),
 }
-HOPS = ("bridge_wrong", "bridge_right_answer_wrong", "both_right")
-SEEN = ("right_where_second_fact_seen", "right_where_second_fact_new")
 
 
 def facts_and_step(run: Record) -> str:
@@ -197,9 +194,13 @@ def facts_and_step(run: Record) -> str:
 
 
 TWO_HOP = ROWS | {
-    "bridge wrong / right, answer wrong / both right, %": mean_of("test", *HOPS),
+    "bridge wrong / right, answer wrong / both right, %": mean_of(
+        "test", "bridge_wrong", "bridge_right_answer_wrong", "both_right"
+    ),
     "usual answer of the relations, %": mean_of("test", "usual_answer_right"),
-    "second fact in questions of training / not, %": mean_of("test", *SEEN),
+    "second fact in questions of training / not, %": mean_of(
+        "test", "right_where_second_fact_seen", "right_where_second_fact_new"
+    ),
     "facts, step": distinct(facts_and_step),
     "c, text after": distinct(chunk_and_suffix),
 }

@@ -34,22 +34,22 @@ def test_a_run_belongs_to_the_preset_that_it_names_else_to_the_cell_that_it_is_o
     name, other = "gsm/0.5b-thinking", "gsm/0.5b-cot"
     named, unnamed = trained(name, 0.5), trained(name, 0.5, named=False)
     for run in (named, unnamed):
-        assert belongs(run, name, PRESETS[name]) and not belongs(run, other, PRESETS[other])
+        assert belongs(run, name) and not belongs(run, other)
     for ablation in ("ablation/gsm-chunk-4-one", "gsm/0.5b-as-written", "gsm/1.5b-thinking"):
-        assert not belongs(unnamed, ablation, PRESETS[ablation])
-        assert not belongs(trained(ablation, 0.5), name, PRESETS[name])
-    assert not belongs({"lines": []}, name, PRESETS[name])
+        assert not belongs(unnamed, ablation)
+        assert not belongs(trained(ablation, 0.5), name)
+    assert not belongs({"lines": []}, name)
     for change in ({"resample": 0.5}, {"one_per_chunk": False}, {"chunk_size": 8}, {"suffix": ""}):
         changed = unnamed | {"settings": unnamed["settings"] | change}
-        assert not belongs(changed, name, PRESETS[name])
+        assert not belongs(changed, name)
     idle = unnamed | {"settings": unnamed["settings"] | {"knowledge": None}}
-    assert belongs(idle, name, PRESETS[name])
+    assert belongs(idle, name)
 
 
 def test_coconut_and_icot_are_told_apart_by_their_options():
     for name in ("gsm/0.5b-coconut-9", "gsm/0.5b-coconut", "gsm/0.5b-icot", "gsm/0.5b-icot-steps"):
         run = trained(name, 0.5, named=False)
-        assert [each for each in PRESETS if belongs(run, each, PRESETS[each])] == [name]
+        assert [each for each in PRESETS if belongs(run, each)] == [name]
 
 
 def test_the_size_of_a_model_is_told_by_its_width_or_its_name():
