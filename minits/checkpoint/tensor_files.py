@@ -110,7 +110,7 @@ def load_exactly(
     problems = differences(expected, found, tied) + problems
     if problems:
         names = ", ".join(sorted(path.name for path in files)[:8])
-        shown = "; ".join(printable(problem) for problem in problems[:MOST])
+        shown = "; ".join(map(printable, problems[:MOST]))
         rest = f"; and {len(problems) - MOST} more" if len(problems) > MOST else ""
         raise ValueError(
             f"{folder}: {names} does not fit the model, {len(problems)} problem(s): {shown}{rest}. "

@@ -10,7 +10,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import torch
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from torch import nn
 
@@ -116,8 +116,7 @@ def tokenizer_definition() -> str:
     pattern = Regex(r" ?[A-Za-z]+(?:'[a-z]+)?| ?[0-9]| ?[^\sA-Za-z0-9]|\s")
     backend.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
     backend.decoder = decoders.Fuse()
-    control = [AddedToken(word, special=True, normalized=False) for word in WORDS[:2]]
-    backend.add_special_tokens(control)
+    backend.add_special_tokens(WORDS[:2])
     return json.dumps(json.loads(backend.to_str()), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -38,7 +38,7 @@ class Tokenizer:
             self._encoder.model.dropout = None
         self._unknown = self._decoder.token_to_id(raw["model"].get("unk_token") or UNKNOWN)
         self.start_ids = start_ids(raw)  # of a prompt
-        vocabulary = self._decoder.get_vocab(with_added_tokens=True)
+        vocabulary = self._decoder.get_vocab()
         self.known_ids = frozenset(vocabulary.values())
         check_ids(raw, vocabulary)
 
@@ -83,7 +83,7 @@ class Tokenizer:
                 f"{printable(repr(text))} is not UTF-8 text: {error.reason}. Convert it first."
             ) from error
         encoded = self._encoder.encode(text, add_special_tokens=False)
-        if self._unknown is not None and self._unknown in encoded.ids:
+        if self._unknown in encoded.ids:
             at, end = encoded.offsets[encoded.ids.index(self._unknown)]
             words = sorted(word for word in self._encoder.get_vocab() if not word.startswith("<"))
             raise ValueError(
