@@ -18,7 +18,7 @@ from minits.lab.presets import PRESETS, WIDTHS, Preset
 from minits.lab.provenance import Record
 
 RECORDS = Path(__file__).parent / "records"
-FILES = {"train": "runs", "bench": "benches", "eval": "probes"}  # and the fields of a book
+FILES = ("train", "bench", "eval")  # one for each field of a book
 # Settings that make a training one of a cell of Table 2, whose presets' names begin so.
 IDENTITY = (
     "task method knowledge fact_thoughts steps_shown step_after suffix resample chunk_size "
@@ -238,7 +238,7 @@ def made_of(book: Book, make: Callable[[Book], Any]) -> Any:
         return make(book)
     alone = [
         (f"{RECORDS / name}.jsonl, line {number}", Book([])._replace(**{field: [record]}))
-        for name, field in FILES.items()
+        for name, field in zip(FILES, Book._fields)
         for number, record in enumerate(getattr(book, field), 1)
     ]
     for place, part in [*alone, (f"{RECORDS}: lines that do not go together", book)]:
