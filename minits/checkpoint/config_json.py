@@ -107,7 +107,7 @@ def rope_theta(file: ConfigFile, where: str) -> float:
     for key in ("rope_parameters", "rope_scaling"):
         rope = read_values(RopeFile, getattr(file, key) or {}, f"{where}, {key}")
         bases.add(rope.rope_theta)
-    found = {float(base) for base in bases if base is not None}
+    found = set(map(float, bases - {None}))
     if len(found) != 1:
         problem = "neither rope_theta nor rope_parameters"
         if found:

@@ -95,7 +95,7 @@ def load_exactly(
     for path, indexed in files.items():
         handle = handles[path] = open_tensors(path)
         inside = set(handle.keys())
-        for name in sorted(inside ^ (inside if indexed is None else indexed)):
+        for name in sorted(inside ^ (indexed or inside)):
             puts = "does not put" if name in inside else "puts"
             problems.append(f"model.safetensors.index.json {puts} {name} into {path.name}")
         for name in sorted(inside):

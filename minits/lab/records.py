@@ -168,10 +168,9 @@ def beside_one_run(benches: Sequence[Record]) -> Iterator[dict[Label, float]]:
     for bench in benches:
         runs.setdefault(json.dumps(bench["settings"]), []).append(times(bench))
     for taken in runs.values():
-        labels = {label for each in taken for label in each}
         yield {
             label: fmean(each[label] / each[THINKING] for each in taken if label in each)
-            for label in labels
+            for label in set().union(*taken)
         }
 
 
