@@ -193,7 +193,7 @@ def test_a_file_of_bad_lines_alone_is_an_error_that_tells_the_first(tmp_path):
 def test_a_file_that_is_none_is_an_error_that_tells_what_there_is(name, tmp_path):
     (tmp_path / "other.jsonl").write_text(row())
     task = make_task("rows", train=str(tmp_path / name))
-    with pytest.raises(FileNotFoundError, match=r"--train .* is no file \("):
+    with pytest.raises(FileNotFoundError, match=r"--train .* is no file \(.*holds other.jsonl\)"):
         examples(task)
 
 
