@@ -60,8 +60,8 @@ def parse_two_hop(line: str, after: str) -> TwoHopExample:
     row = parse_json(line)
     if isinstance(row, dict):
         row = of_table(row) if "e1.value" in row else row
-        row = {"bridge_aliases": [], "aliases": []} | row
-    found = members(row, ROW, "the row", others=True)
+    absent = {"bridge_aliases": [], "aliases": []}
+    found = members(row, ROW, "the row", absent=absent, others=True)
     question, subject, *relations, bridge, answer, steps, bridge_aliases, aliases = found
     if len(steps) != 2:
         raise ValueError(f"it has {len(steps)} steps; a two-hop question has one for each hop")

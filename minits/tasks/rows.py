@@ -254,10 +254,7 @@ def read_rows(option: str, name: str, parse: Callable[[str], Any], skip_bad: boo
 
 def parse_row(line: str) -> Example:
     """The row in a line of JSON. Raises ValueError saying what is wrong with it."""
-    row = parse_json(line)
-    if isinstance(row, dict):
-        row = {"steps": []} | row
-    question, steps, answer = members(row, ROW, "the row")
+    question, steps, answer = members(parse_json(line), ROW, "the row", absent={"steps": []})
     if MARKER in question or any(isinstance(step, str) for step in steps):
         question, placed = parse_marked(question, steps)
     else:
@@ -278,7 +275,11 @@ def parse_json(line: str) -> Any:
     try:
         return json.loads(line, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
-        raise ValueError(f"no JSON: {error.msg} at character {error.colno}") from error
+        # Some of Python's words for it end in "at", too.
+        what = error.msg.removesuffix(" at")
+        raise ValueError(
+            f"no JSON: {what} at character {error.colno} (a row is one line)"
+        ) from error
 
 
 def check_texts(texts: Iterable[Any]) -> None:
@@ -309,17 +310,26 @@ def row_line(question: str, steps: Sequence[Step], answer: str) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
-def members(value: Any, kinds: dict[str, type], what: str, others: bool = False) -> list[Any]:
-    """The values of a JSON object that has these keys; `others`: it may have more.
-
-    Raises ValueError for any other thing.
-    """
-    complete = isinstance(value, dict) and kinds.keys() <= value.keys()
-    if not complete or (len(value) > len(kinds) and not others):
+def members(
+    value: Any,
+    kinds: dict[str, type],
+    what: str,
+    *,
+    absent: Json | None = None,  # the values of those keys that may be missing
+    others: bool = False,  # whether there may be more keys
+) -> list[Any]:
+    """The values of a JSON object that has these keys. Raises ValueError for any other thing."""
+    absent = absent or {}
+    known = isinstance(value, dict) and (others or value.keys() <= kinds.keys())
+    if not known or not kinds.keys() <= absent.keys() | value.keys():
         found = ", ".join(value) or "none" if isinstance(value, dict) else json.dumps(value)
+        needed = ", ".join(key for key in kinds if key not in absent)
+        perhaps = f", perhaps {', '.join(absent)}" if absent else ""
+        alone = "" if others else ", and nothing else"
         raise ValueError(
-            f"{what} holds {found:.200}; it must be an object that holds {', '.join(kinds)}"
+            f"{what} holds {found:.200}; it must be an object that holds {needed}{perhaps}{alone}"
         )
+    value = absent | value
     for key, kind in kinds.items():
         if type(value[key]) is not kind:
             found = json.dumps(value[key])

@@ -112,15 +112,26 @@ def test_lines_end_at_line_feeds_and_carriage_returns_only(end, mark, tmp_path):
 AT = {"at": 15, "text": "3"}
 BAD = {
     "no JSON": ('{"question": "a"', "no JSON: Expecting ',' delimiter at character 17"),
+    "a text without its end": (
+        '{"question": "a',
+        "no JSON: Unterminated string starting at character 14 (a row is one line)",
+    ),
     "two rows in a line": (f"{row()} {row()}", "no JSON: Extra data"),
     "no object": (
         "[1]",
-        "the row holds [1]; it must be an object that holds question, steps, answer",
+        "the row holds [1]; it must be an object that holds question, answer, perhaps steps, and n",
     ),
     "nested": ("[" * 100_000, "recursion"),
-    "no question": (row(question=None), "must be an object that holds question, steps, answer"),
-    "no answer": (row(answer=None), "must be an object that holds question, steps, answer"),
-    "unknown key": (row(anwser="5"), "the row holds steps, question, answer, anwser; it must"),
+    "no question": (
+        row(question=None),
+        "the row holds steps, answer; it must be an object that holds question, answer, perhaps ",
+    ),
+    "no answer": (
+        row(answer=None),
+        "the row holds question, steps; it must be an object that holds question, answer, perhaps",
+    ),
+    "unknown key": (row(anwser="5"), "the row holds question, steps, answer, anwser; it must"),
+    "nothing but an answer": ('{"answer": "5"}', "the row holds answer; it must"),
     "a key twice": ('{"answer": "5", "answer": "6"}', "a key is there twice: answer, answer"),
     "question is a number": (row(question=5), "'question' of the row is 5, not a text"),
     "answer is a number": (row(answer=5), "'answer' of the row is 5, not a text"),
@@ -149,7 +160,7 @@ BAD = {
     "two kinds of steps": (row(steps=[AT, "5"]), "0 markers '<T>' for 2 steps"),
     "steps of numbers": (
         row(steps=[3]),
-        "step 1 holds 3; it must be an object that holds at, text",
+        "step 1 holds 3; it must be an object that holds at, text, and nothing else",
     ),
 }
 
