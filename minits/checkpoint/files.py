@@ -67,7 +67,7 @@ def require(path: Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(
             f"{path.parent} has no {path.name} (it holds {listing(path.parent)}). Copy it from "
-            "where the model came from."
+            "where the model came from, or name another folder."
         )
     if not path.is_file():  # reading a named pipe would wait for ever
         raise ValueError(f"{path} is not a file. Copy it from where the model came from.")

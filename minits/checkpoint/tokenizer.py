@@ -89,7 +89,7 @@ class Tokenizer:
             raise ValueError(
                 f"the word {printable(repr(text[at:end]))} is not in this small vocabulary, where "
                 f"a space belongs to the word after it: {printable(words, 800)}. Use these words, "
-                "or a real model with --model."
+                "or name another model (--model, --run)."
             )
         before = self.start_ids if start else []
         return [*before, *encoded.ids], [(0, 0)] * len(before) + encoded.offsets

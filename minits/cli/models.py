@@ -61,7 +61,7 @@ def run_named(name: str | None, given: str) -> Path:
         return SHIPPED
     folder = Path(name)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{given} {name}: no such folder ({around(folder)}).")
+        raise FileNotFoundError(f"{given} {name}: no such folder ({around(folder)}). Name another.")
     return folder
 
 

@@ -126,7 +126,7 @@ def read_text(name: str) -> str:
     elif path.is_dir():
         raise ValueError(f"--file {path} is a folder (it holds {listing(path)}); name a file.")
     elif not path.exists():
-        raise FileNotFoundError(f"--file {path}: no such file ({around(path)}).")
+        raise FileNotFoundError(f"--file {path}: no such file ({around(path)}). Name another.")
     else:
         content = path.read_bytes()
     try:

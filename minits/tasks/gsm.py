@@ -67,7 +67,8 @@ class Gsm(Rows):
         if not whole:
             raise ValueError(
                 f"{about['file']}: of {len(rows)} problems none has a last step that gives its "
-                "answer, and only such are trained on. Mend the steps, or give --align given."
+                "answer, and only such are trained on; in a text a step is <<1+2=3>>. Mend the "
+                "steps, or give --align given."
             )
         return SplitRows(whole, about | {"left_out": len(rows) - len(whole)})
 

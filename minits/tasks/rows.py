@@ -46,9 +46,10 @@ class Rows(Task):
         None,
         "file to train on, perhaps .gz, or hf://datasets/OWNER/NAME/FILE; of the three flags each "
         "takes several with commas between. A line is, for rows: JSON of question, steps, answer, "
-        "each step a text whose place a <T> in the question marks, or with its place: {'at': 26, "
-        "'text': '5'}; gsm: one of GSM8K, question||<<1+2=3>> #### 3 (iCoT), or JSON of question, "
-        "answer, cot or steps; two-hop: JSON of question, e1, r1, r2, bridge, answer, two steps",
+        "each step a text whose place a <T> in the question marks, or with its place: "
+        '{"at": 26, "text": "5"}; gsm: one of GSM8K, question||<<1+2=3>> #### 3 (iCoT), or JSON of '
+        "question, answer, cot or steps; two-hop: JSON of question, e1, r1, r2, bridge, answer, "
+        "two steps",
     )
     valid: str | None = setting(None, "file to evaluate on, in training too (--eval-every)")
     test: str | None = setting(

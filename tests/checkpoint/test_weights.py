@@ -503,7 +503,9 @@ def test_a_folder_of_links_loads_as_the_folder_of_files(tmp_path):
 
 
 def test_an_empty_folder_is_called_so(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"has no config.json \(it holds nothing\)"):
+    with pytest.raises(
+        FileNotFoundError, match=r"has no config.json \(it holds nothing\). Copy .* another folder"
+    ):
         load(tmp_path)
 
 

@@ -29,13 +29,16 @@ PROMPTS = {
     ),
     "word outside the vocabulary": (
         [*INFER, "The coin sings"],
-        ["' sings'", "Use these words", "--model"],
+        ["' sings'", "Use these words", "--model, --run"],
     ),
     "prompt and file": (
         [*INFER, PROMPT, "--file", "empty.txt"],
         ["PROMPT", "--file", "use one of them"],
     ),
-    "no such file": ([*INFER, "--file", "nope.txt"], ["nope.txt", "no such file", "empty.txt"]),
+    "no such file": (
+        [*INFER, "--file", "nope.txt"],
+        ["nope.txt", "no such file", "empty.txt", "Name another"],
+    ),
     "file without a prompt": (
         [*INFER, "--file", "empty.txt"],
         ["empty.txt", "no prompt", "write one a line"],
@@ -216,7 +219,7 @@ EMPTY = {
 INFER_FOLDERS = {
     "no such run": (
         ["infer", PROMPT, "--run", "nope"],
-        ["--run nope", "no such folder", "empty.txt"],
+        ["--run nope", "no such folder", "empty.txt", "Name another"],
     ),
     "no such model": (
         ["infer", PROMPT, "--model", "./nope"],
@@ -473,7 +476,7 @@ OTHERS = {
     "eval of an unknown task": (["eval", "pairty"], ["'pairty'", "parity, vars"]),
     "eval of no run": (
         ["eval", "parity", "--run", "nope"],
-        ["--run nope", "no such folder", "empty.txt"],
+        ["--run nope", "no such folder", "empty.txt", "Name another"],
     ),
     "eval without samples": ([*EVAL, "--samples", "0"], ["--samples 0", "at least 1"]),
     "eval without rows a batch": ([*EVAL, "--batch-size", "0"], ["--batch-size 0", "at least 1"]),

@@ -82,7 +82,7 @@ def test_problems_whose_steps_do_not_give_the_answer_are_evaluated_but_not_train
     assert task.sources()["train"]["left_out"] == 2
     assert all(not example.values for example in examples(task, "test"))
     with pytest.raises(
-        ValueError, match="of 2 problems none has a last step that gives its answer"
+        ValueError, match="of 2 problems none has a last step that gives its answer.* <<1.2=3>>"
     ):
         make_task("gsm", train=written(tmp_path, *astray)).size("train")
 
