@@ -128,6 +128,10 @@ def run(given: Given) -> tuple[Record, int]:
     how["path"] = "graphs" if hasattr(engine, "graphs") else "plain"
     if part == "drafts":
         prompts = prompts_of(questions(opened, 16))
+        note(
+            "each way takes turns with sequential reading: "
+            f"{2 * len(prompts) * (flags.repeats + 2)} prompts are read for a line"
+        )
         lines = bench_drafts(engine, prompts, flags.repeats)
     elif part == "answers":
         lines = answers(flags, opened)

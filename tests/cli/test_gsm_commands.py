@@ -148,6 +148,14 @@ def test_answers_are_timed_in_turn(inside):
             assert way["rounds"] <= way["entered_and_one"]
 
 
+def test_how_many_prompts_a_line_of_drafts_takes_is_said_before_the_first(inside):
+    how = "bench drafts --run thinking --repeats 1 --device cpu --json"
+    _, out, err = call(*how.split())
+    lines = result(out)["lines"]
+    assert f"{2 * lines[0]['prompts'] * 3} prompts are read for a line" in err
+    assert len(lines) == 9
+
+
 def test_several_runs_are_timed_in_turn_with_one_that_thinks(inside, tmp_path):
     shutil.copytree(inside / "cot", tmp_path / "other")
     how = f"--run thinking --against cot,{tmp_path / 'other'} --samples 1 --repeats 1 --json"
