@@ -117,8 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if traceback:
             raise
         failed = isinstance(error, TrainingError)  # which all processes meet alike
+        shut = isinstance(error, PermissionError)
+        advice = ". Change who may read and write there, or name another place." if shut else ""
         if lead or not failed:
-            print(f"run.py {name}: {with_flags(error, parser)}", file=sys.stderr)
+            print(f"run.py {name}: {with_flags(error, parser)}{advice}", file=sys.stderr)
         return 1 if failed else 2
     except (MemoryError, RuntimeError) as error:
         if traceback or not ran_out(error):

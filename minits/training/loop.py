@@ -295,15 +295,17 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
             to_evaluate |= training.ends_partial()
             if to_log or to_evaluate or to_save or interrupted:
                 metrics = write_metrics(training, unread, file, stop)
-                answer, thoughts = metrics["lm_loss"], metrics["thought_loss"]
-                figures = {"lm": f"{answer:.3f}", "thought": f"{thoughts:.3f}"}
-                stop.guard(bar.set_postfix, figures)
+                losses = {"answer": metrics["lm_loss"], "thoughts": metrics["thought_loss"]}
+                if not training.method.thinks:
+                    del losses["thoughts"]
+                stop.guard(bar.set_postfix, {name: f"{x:.3f}" for name, x in losses.items()})
             training.seconds += time.perf_counter() - started
             stop.guard(bar.update)
             if to_log and not sys.stderr.isatty():
+                figures = "  ".join(f"{name} {x:.4f}" for name, x in losses.items())
                 line = (
-                    f"step {training.done}/{settings.steps}  answer {answer:.4f}  thoughts "
-                    f"{thoughts:.4f}  lr {metrics['lr']:.2e}  {training.seconds:.0f} s"
+                    f"step {training.done}/{settings.steps}  {figures}  lr {metrics['lr']:.2e}  "
+                    f"{training.seconds:.0f} s"
                 )
                 stop.guard(log, line)
             if to_evaluate and lead and not last:

@@ -99,6 +99,8 @@ def test_training_without_saving_does_not_point_to_a_checkpoint(empty):
 def test_baselines_train_evaluate_and_answer_without_thoughts(method, empty):
     status, out, _ = call(*QUICK, "--method", method, "--out", "run", "--json")
     assert status == 0 and result(out)["id"]["thought_accuracy"] is None
+    (figures,) = re.findall("^step 3/3  .*", out, re.MULTILINE)
+    assert "answer " in figures and "thoughts" not in figures
     assert not list((empty / "run").rglob("thinking.safetensors"))
     status, out, err = call("infer", PROMPT, "--run", "run", "--json", "--max-new-tokens", "4")
     assert status == 0 and result(out)["thoughts"] == [] and f"{method} on parity" in err
