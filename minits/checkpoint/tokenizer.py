@@ -111,6 +111,12 @@ class Tokenizer:
         """A decoder for ids that come one by one."""
         return TextDecoder(self)
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """The text that becomes certain with each of `ids`: perhaps nothing, where it is a byte."""
+        decoder = self.decoder()
+        found = [*map(decoder.put, ids)]
+        return [*found[:-1], found[-1] + decoder.end()] if found else []
+
 
 def start_ids(raw: Json) -> list[int]:
     """What a tokenizer.json's template puts before a text."""

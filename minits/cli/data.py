@@ -262,8 +262,9 @@ def show(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> None:
     print("marked: " + render_marked(example.prompt, example.steps))
     print("answer: " + example.answer)
     print(f"chunks of {c} tokens, | between tokens; thoughts are what T must say after the chunk:")
-    for k in range(-(-len(row.ids) // c)):
-        text = "|".join(tokenizer.decode([i]) for i in row.ids[k * c : (k + 1) * c])
+    pieces = tokenizer.pieces(row.ids)
+    for k in range(-(-len(pieces) // c)):
+        text = "|".join(pieces[k * c : (k + 1) * c])
         target = "(never complete: no thought)"
         if k < len(row.thoughts):
             target = repr(tokenizer.decode(row.thoughts[k]))

@@ -29,12 +29,7 @@ class Card:
     @cached_property
     def texts(self) -> list[str]:
         """The text that became certain with each token of prompt and answer."""
-        found = []
-        for ids in (self.prompt, self.result.ids):
-            decoder = self.tokenizer.decoder()
-            found += map(decoder.put, ids)
-            found[-1] += decoder.end()
-        return found
+        return self.tokenizer.pieces(self.prompt) + self.tokenizer.pieces(self.result.ids)
 
     @cached_property
     def first_wrong(self) -> int | None:
@@ -150,7 +145,7 @@ def chunk_table(engine: Engine, card: Card) -> str:
         usual = embedded.float().norm(dim=-1).mean().item()
     lines = [f"chunk  state norm (embeddings: {usual:.2f})  text -> thought"]
     for k, (thought, norm) in enumerate(zip(result.thoughts, norms)):
-        text = card.tokenizer.decode(ids[k * c : (k + 1) * c])
+        text = "".join(card.texts[k * c : (k + 1) * c])
         cut = "  (cut)" if k in result.cut_thoughts else ""
         lines.append(f"{k:5}  {norm:10.2f}  {text!r} -> {thought!r}{cut}")
     return "\n".join(lines)

@@ -266,6 +266,8 @@ def test_streamed_pieces_join_to_the_decoded_whole(tokenizer, ids):
     """Any ids: broken characters, control tokens and padding rows among them."""
     stream = tokenizer.decoder()
     assert "".join(stream.put(i) for i in ids) + stream.end() == tokenizer.decode(ids)
+    pieces = tokenizer.pieces(ids)
+    assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
 
 
 @given(text=texts.filter(lambda text: UNFINISHED not in text))

@@ -281,6 +281,15 @@ def test_data_shows_a_row_in_the_tokens_of_the_tiny_model(files):
     assert result(out)["samples"] == 32 and result(out)["data_files"]["train"]["rows"] == 32
 
 
+def test_data_shows_characters_whole_though_their_bytes_are_tokens(files):
+    row = {"question": "小明有 3 支笔。🙂<T> 他买了 2 支。", "steps": ["3"], "answer": "5"}
+    (files / "train.jsonl").write_text(json.dumps(row, ensure_ascii=False), encoding="utf-8")
+    status, out, err = call("data", "rows", "--train", "train.jsonl")
+    assert status == 0, err
+    chunks = out.split("thoughts are what T must say after the chunk:")[1]
+    assert "\ufffd" not in chunks and "🙂" in chunks and "支" in chunks
+
+
 def test_data_of_a_run_takes_its_task_tokenizer_chunks_and_limit(trained):
     status, out, _ = call("data", "--model", "run", "--json")
     alone = call("data", "rows", "--train", "train.jsonl", "--chunk-size", "4", "--json")[1]
