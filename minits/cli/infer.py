@@ -16,7 +16,7 @@ from minits.cli.show import Card, InlineText, chunk_table, counters
 from minits.generation import GenerationConfig, GenerationResult, decode, results, with_texts
 from minits.lab.provenance import Record
 from minits.settings import flag, setting
-from minits.supervision import Example
+from minits.supervision import MARKER, Example
 from minits.training.recipe import Machine
 
 DESCRIPTION = "answer prompts and show every thought where it arose"
@@ -109,6 +109,8 @@ def run(given: Given) -> tuple[Record, int]:
         note("T and C are untrained copies of layers: their thoughts mean nothing yet.")
     if texts != prompts:
         note(f"put after every prompt, as in training: {task.suffix!r}")
+    if any(MARKER in prompt.prompt for prompt in prompts):
+        note(f"{MARKER} is read as it stands: it marks steps in files of rows alone.")
     if example is not None:
         note("no prompt given: a built-in example")
     cards = answer_all(opened, prompts, ways, flags, example)

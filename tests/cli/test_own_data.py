@@ -71,6 +71,12 @@ def test_the_runs_own_tokenizer_answers_without_the_files(trained):
     assert status == 2 and "test.jsonl is no file" in err and "give a PROMPT" in err
 
 
+def test_a_marker_in_a_prompt_is_text_and_said_to_be(trained):
+    status, out, err = call("infer", "A box.<T>", "--run", "run", "--max-new-tokens", "2", "--json")
+    assert status == 0 and result(out)["prompt"] == "A box.<T>"
+    assert "<T> is read as it stands" in err
+
+
 def test_infer_without_a_prompt_shows_a_row_of_the_last_file(trained):
     status, out, _ = call("infer", "--run", "run", "--max-new-tokens", "2", "--json")
     first = json.loads((trained / "test.jsonl").read_text().splitlines()[0])
