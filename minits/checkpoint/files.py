@@ -54,8 +54,9 @@ def parted(given: str, names: str, kind: str) -> list[str]:
 
 
 def around(path: Path) -> str:
-    """What stands where `path` does not, for error messages."""
-    return f"{path.parent} holds {listing(path.parent)}"
+    """What stands where `path` should be something else, for error messages."""
+    folder = path if path.is_dir() else path.parent
+    return f"{folder} holds {listing(folder)}"
 
 
 def require(path: Path) -> Path:

@@ -11,7 +11,7 @@ from minits.cli.flags import Given, Output, Weights, add_flags, check_new_file, 
 from minits.cli.models import Opened, measured_on, open_model, run_named
 from minits.generation import GenerationConfig
 from minits.lab import bench_cost, figures
-from minits.lab.bench import Line, bench, bench_drafts
+from minits.lab.bench import WARM_UP, Line, bench, bench_drafts
 from minits.lab.bench_answers import WAYS, Side, bench_answers
 from minits.lab.bench_train import bench_train
 from minits.lab.provenance import Record, machine, record
@@ -130,15 +130,15 @@ def run(given: Given) -> tuple[Record, int]:
         prompts = prompts_of(questions(opened, 16))
         note(
             "each way takes turns with sequential reading: "
-            f"{2 * len(prompts) * (flags.repeats + 2)} prompts are read for a line"
+            f"{2 * len(prompts) * (WARM_UP + flags.repeats)} prompts are read for a line"
         )
         lines = bench_drafts(engine, prompts, flags.repeats)
     elif part == "answers":
         lines = answers(flags, opened)
     elif part == "cost":
         note(
-            f"the passes of all sides take turns: {bench_cost.CALLS * (flags.repeats + 2)} calls "
-            "before the first of their lines"
+            "the passes of all sides take turns: "
+            f"{bench_cost.CALLS * (WARM_UP + flags.repeats)} calls before the first of their lines"
         )
         lines = bench_cost.bench_cost(folder, engine, dtype, flags.plain, flags.repeats)
     else:
@@ -169,7 +169,7 @@ def answers(flags: BenchFlags, thinking: Opened) -> Iterable[Line]:
     ways = len(others) + len(WAYS)
     note(
         "all ways take turns at every prompt: "
-        f"{len(own.prompts) * ways * (flags.repeats + 2)} answers before the first line"
+        f"{len(own.prompts) * ways * (WARM_UP + flags.repeats)} answers before the first line"
     )
     return bench_answers(own, others, flags.repeats)
 

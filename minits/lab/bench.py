@@ -18,6 +18,7 @@ from minits.prefill import DRAFTS, Intervention
 from minits.thinking import Engine
 
 Line = dict[str, Any]
+WARM_UP = 2  # calls before those that count: the second, too, may be slow
 
 
 def timed(function: Callable[[], object], repeats: int) -> Line:
@@ -26,12 +27,12 @@ def timed(function: Callable[[], object], repeats: int) -> Line:
 
 
 def time_interleaved(functions: Sequence[Callable[[], object]], repeats: int) -> list[list[float]]:
-    """Milliseconds of every call of each function: two of warm-up, then `repeats`.
+    """Milliseconds of every call of each function: WARM_UP, then `repeats`.
 
     The functions take turns: a slow moment hits all of them.
     """
     times = [[] for _ in functions]
-    for _ in range(repeats + 2):  # the second call, too, is warm-up
+    for _ in range(WARM_UP + repeats):
         for function, mine in zip(functions, times):
             synchronise()
             start = time.perf_counter()
@@ -43,8 +44,8 @@ def time_interleaved(functions: Sequence[Callable[[], object]], repeats: int) ->
 
 def summary(times: Sequence[float]) -> Line:
     """What `timed` says of these calls."""
-    first, _, *rest = times
-    return {"ms": median(rest), "least": min(rest), "most": max(rest), "first": first}
+    rest = times[WARM_UP:]
+    return {"ms": median(rest), "least": min(rest), "most": max(rest), "first": times[0]}
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Line:
@@ -52,7 +53,7 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Line:
 
     Beside it median, least and most of the rounds' own ratios.
     """
-    over, under = over[2:], under[2:]  # without the warm-up
+    over, under = over[WARM_UP:], under[WARM_UP:]
     found = [one / other for one, other in zip(over, under)]
     return {
         "ratio": median(over) / median(under),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from minits.checkpoint.download import dataset_file
-from minits.checkpoint.files import Json, around, listing, parted
+from minits.checkpoint.files import Json, around, parted
 from minits.settings import flag, setting
 from minits.supervision import MARKER, Example, Step, parse_marked
 from minits.tasks.answers import COMPARED, SCORINGS, number_behind
@@ -193,9 +193,8 @@ def content_of(option: str, name: str) -> bytes:
     """What a file holds, unpacked. Raises ValueError or FileNotFoundError."""
     path = dataset_file(name.removeprefix(HUB)) if name.startswith(HUB) else Path(name)
     if not path.is_file():
-        there = f"a folder that holds {listing(path)}" if path.is_dir() else around(path)
         raise FileNotFoundError(
-            f"{flag(option)} {path} is no file ({there}). Put it back, or name another."
+            f"{flag(option)} {path} is no file ({around(path)}). Put it back, or name another."
         )
     content = path.read_bytes()
     if not content.startswith(b"\x1f\x8b"):
