@@ -35,7 +35,7 @@ class LatentBatch(Tensors):
 
     ids: Tensor  # [B, P] prompts, `begin` included
     lengths: Tensor  # [B] their tokens
-    latents: Tensor  # [B, k] ids of the latents, which are not read: how many there are
+    latents: Tensor  # [B, k] zeros, which are not read: the shape says how many latents there are
     rest: Tensor  # [B, R] `end` and what follows it, but for the last token
     labels: Tensor  # [B, R] the token after each, IGNORED past the row's end
 
@@ -99,7 +99,7 @@ class Coconut(Pause):
         return LatentBatch(
             ids=pad(prompts, config.pad_id, P),
             lengths=torch.tensor([len(prompt) for prompt in prompts]),
-            latents=torch.full((len(rows), k), rest[0][0] + 1),
+            latents=torch.zeros(len(rows), k),
             rest=pad([ids[:-1] for ids in rest], config.pad_id, R),
             labels=pad([ids[1:] for ids in rest], IGNORED, R),
         )
@@ -137,13 +137,13 @@ class Coconut(Pause):
                 x = layer(x, frame)
             return net.norm(x)
 
-        ends = batch.lengths[:, None]  # [B, 1]
-        out = read(prompt, torch.zeros_like(ends))
-        vector = out[torch.arange(B, device=device)[:, None], ends - 1]  # [B, 1, E]
+        lengths = batch.lengths[:, None]  # [B, 1]
+        out = read(prompt, torch.zeros_like(lengths))
+        vector = out[torch.arange(B, device=device)[:, None], lengths - 1]  # [B, 1, E]
         for number in range(k - 1):
-            vector = read(vector, ends + number)
+            vector = read(vector, lengths + number)
         x = torch.cat([vector, rest], dim=1) if k else rest
-        out = read(x, ends + max(k - 1, 0))[:, -R:]
+        out = read(x, lengths + max(k - 1, 0))[:, -R:]
         lm = cross_entropy_sum(out.flatten(0, 1), backbone.lm_head.weight, batch.labels.flatten())
         return Losses(lm, torch.zeros_like(lm), *batch.counts)
 
@@ -156,13 +156,13 @@ class Coconut(Pause):
         room = replace(config, max_new_tokens=config.max_new_tokens + k + 1, hook=NOTHING)
         reading = prefill(engine, [ids[: len(ids) - 1 - k] for ids in prompts], room)
         ends = on_device([ids[-1:] for ids in prompts], device)  # [B, 1]
-        embedded_ends = engine.backbone.model.embed_tokens(ends)  # [B, 1, E]
-        last = max(k - 1, 0)
-        for number in range(last + 1):
-            parts = [embedded_ends] if number == last else []
+        for number in range(k or 1):
+            parts = []
             if k:
                 places = [(row, number) for row in range(len(prompts))]
-                parts = [config.hook.states(places, reading.out[:, None]), *parts]
+                parts.append(config.hook.states(places, reading.out[:, None]))
+            if number >= k - 1:  # `end` is read with the last latent
+                parts.append(engine.backbone.model.embed_tokens(ends))
             x = torch.cat(parts, dim=1)  # [B, 1 or 2, E]
             starts = on_device(reading.lengths, device)[:, None]
             positions = starts + torch.arange(x.shape[1], device=device)
