@@ -1,7 +1,6 @@
 """What iCoT, Coconut and its control share: from a chain of thought to none, stage by stage."""
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from minits.methods.method import Stage
 from minits.methods.plain import CoT
@@ -20,15 +19,16 @@ class Curriculum(CoT):
     )
     keep_optimizer: bool = setting(False, "stages after the first do not reset the optimizer")
 
-    block: ClassVar = 1  # stages that share sizes of batches, and an evaluation after them
-
     def in_stages(
-        self, names: Sequence[str], samples: int, steps: int, batch_size: int
+        self,
+        names: Sequence[str],  # of the stages before the last one
+        samples: int,  # of each of these, unless --stage-samples says otherwise
+        steps: int,  # of the optimizer, in all
+        batch_size: int,
+        *,
+        block: int = 1,  # stages that share sizes of batches, and an evaluation after them
     ) -> tuple[Stage, ...]:
-        """Partial stages of `samples` each, and one of all steps that are left.
-
-        Raises ValueError if none is.
-        """
+        """Stages of these names, and one of all steps left. Raises ValueError if none is."""
         samples, resets = self.stage_samples or samples, not self.keep_optimizer
         each = max(round(samples / batch_size), 1)
         before = each * len(names)
@@ -39,7 +39,7 @@ class Curriculum(CoT):
                 f"{samples}."
             )
         partial = [
-            Stage(name, each, resets, fresh=number % self.block == 0, partial=True)
+            Stage(name, each, resets, fresh=number % block == 0, partial=True)
             for number, name in enumerate(names)
         ]
         return *partial, Stage("the last stage", steps - before, resets)

@@ -21,12 +21,13 @@ class Removal(NamedTuple):
     """A way of removing: what is right for GSM8K's chains in Qwen's tokens."""
 
     samples: int  # a stage
-    all_at: int  # pieces
-    block: int  # see `Curriculum`
+    all_at: int  # tokens or steps at which all are removed
+    block: int  # see `Curriculum.in_stages`
 
 
 # Of GSM8K's chains 22 % are longer than 39 tokens, where the public code takes all that is
-# left: its tokenizer joins digits. For steps: three epochs of GSM8K's, as in Coconut's code.
+# left: its tokenizer joins digits. A step goes every three epochs, as in Coconut's code, but of
+# GSM8K's 7,000 rows; its set is far larger.
 # Capturing CUDA graphs takes seconds, so ten stages of one token each share their sizes.
 REMOVALS = {"tokens": Removal(8_000, 60, 10), "steps": Removal(21_000, 4, 1)}
 
@@ -51,17 +52,14 @@ class ICoT(Curriculum):
     title: ClassVar = "iCoT"
 
     @property
-    def block(self) -> int:
-        return REMOVALS[self.removal].block
-
-    @property
     def all_at(self) -> int:
-        """Pieces at which all are removed."""
+        """As `Removal.all_at`."""
         return self.remove_all_at or REMOVALS[self.removal].all_at
 
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
         names = [f"{number} {self.removal} removed" for number in range(self.all_at)]
-        return self.in_stages(names, REMOVALS[self.removal].samples, steps, batch_size)
+        samples, _, block = REMOVALS[self.removal]
+        return self.in_stages(names, samples, steps, batch_size, block=block)
 
     def encode(
         self,
@@ -75,9 +73,9 @@ class ICoT(Curriculum):
         if self.removal == "steps":
             kept = example.steps[removed:] if removed < self.all_at else ()
             return super().encode(replace(example, steps=kept), tokenizer, config, name)
-        # Of the geometric distribution, a function of the sample alone: so a run resumes.
+        # What `smoothing` adds: a function of sample and stage, so that a run can be resumed.
         rng = random.Random(f"{name}/{stage}/{example.prompt}")
-        removed += int(-log(1 - rng.random()) / self.smoothing)
+        removed += int(-log(1 - rng.random()) / self.smoothing)  # geometric
         row = super().encode(example, tokenizer, config, name)
         start, chain = row.prompt_length, len(self.chain(example, tokenizer))
         gone = min(removed, chain) if removed < self.all_at else chain

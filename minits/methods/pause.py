@@ -56,6 +56,7 @@ class Pause(Curriculum):
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
         lacking = range(self.first_stage, self.latent_stages + 1)
         names = [f"{self.count(gone)} latents, {gone} steps gone" for gone in lacking]
+        # An epoch of GSM8K; the public recipe has three, and its author fewer for larger models.
         return self.in_stages(names, 7_000, steps, batch_size)
 
     def count(self, gone: int) -> int:
