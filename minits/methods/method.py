@@ -12,6 +12,8 @@ from minits.tasks.task import Task
 from minits.teacher_forcing import Losses
 from minits.thinking import Engine, ThinkingConfig, ThinkingStates
 
+Listener = Callable[[int, Event], None]  # told (row, token or thought) as they come
+
 
 class Stage(NamedTuple):
     """A part of a training, which sees the data in its own way."""
@@ -93,7 +95,7 @@ class Method(Protocol):
         engine: Engine,
         prompts: Sequence[Sequence[int]],
         config: GenerationConfig,
-        listen: Callable[[int, Event], None] | None = None,
+        listen: Listener | None = None,
     ) -> list[GenerationResult]:
         """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
         return generate_ids(engine, prompts, listen=listen, read=self.read, **vars(config))

@@ -1,11 +1,11 @@
 """The baselines, plain Qwen2.5: No-CoT answers at once, CoT writes the steps before the answer."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
-from minits.methods.method import Method
+from minits.methods.method import Listener, Method
 from minits.supervision import Example, Row, encode_prompt, encode_rest
 from minits.tasks.task import Task
 from minits.thinking import Engine, ThinkingConfig
@@ -40,7 +40,7 @@ class NoCoT(Method):
         engine: Engine,
         prompts: Sequence[Sequence[int]],
         config: GenerationConfig,
-        listen: Any = None,
+        listen: Listener | None = None,
     ) -> list[GenerationResult]:
         # Without thoughts nothing has to be waited for: every prompt is read in one pass.
         one_pass = replace(config, think=False, prefill="speculative")
