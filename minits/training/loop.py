@@ -92,14 +92,15 @@ class Training:
             sizes=None if stage.fresh or self.stream is None else self.stream.sizes,
         )
 
-    def last_stage(self) -> int:
-        """The number of the stage of the last step."""
+    def trained_stage(self) -> int:
+        """The number of the stage of the last step taken; once it is over, not the one begun."""
         return self.stage_of(max(self.done - 1, 0))
 
     def ends_partial(self) -> bool:
         """Whether the steps so far end a part of a curriculum that is worth an evaluation."""
-        ends = self.done == self.stage_end and self.stages[self.stage_number].partial
-        return ends and self.stages[self.stage_number + 1].fresh and len(self.task.splits) > 1
+        stage, *later = self.stages[self.stage_number :]
+        ends = self.done == self.stage_end and stage.partial and later[0].fresh
+        return ends and len(self.task.splits) > 1
 
     def save(self) -> None:
         """Writes a checkpoint and drops those that are more than --keep asks for."""
@@ -115,10 +116,8 @@ class Training:
             state["weights"] = self.model.state_dict()  # the files hold them rounded
         self.write(state, {}, kind="checkpoints", keep=settings.keep)
 
-    def write(
-        self, state: dict[str, Any] | None, about: Json, *, kind: str, keep: int
-    ) -> None:
-        """`save_checkpoint`; about: what else thinking.json is to say."""
+    def write(self, state: dict[str, Any] | None, about: Json, *, kind: str, keep: int) -> None:
+        """As `save_checkpoint`; about: what else thinking.json is to say."""
         run_folder.save_checkpoint(
             self.folder,
             self.model,
@@ -131,12 +130,12 @@ class Training:
         )
 
     def compete(self, accuracy: float) -> str:
-        """With --keep-best: keeps the weights if none before were better, and says whether.
+        """With --keep-best: keeps the weights if none before were better.
 
-        What competed before an interruption does not do so again.
+        Returns a line about it for the log. What competed before an interruption does not again.
         """
         settings = self.settings
-        if not settings.keep_best or self.stages[self.last_stage()].partial:
+        if not settings.keep_best or self.stages[self.trained_stage()].partial:
             return ""
         if accuracy < self.best_accuracy or self.done < self.best_step:
             return f"\nbest so far: {self.best_accuracy:.2%} at step {self.best_step}"
@@ -163,7 +162,7 @@ class Training:
 class TakenStep(NamedTuple):
     """An optimizer step that was started: what is known of it, and where its figures will be."""
 
-    metrics: Json  # its number, learning rate and tokens of all processes
+    metrics: Json  # its number, learning rate, tokens of all processes; the seconds so far
     names: str  # this process's first and last sample
     figures: Tensor  # [3] answer loss, thought loss, gradient norm; perhaps still being computed
 
@@ -198,7 +197,7 @@ def read_figures(training: Training, taken: TakenStep) -> Json:
     return found | taken.metrics
 
 
-# -- what surrounds the steps ----------------------------------------------------------------------
+# -- the loop --------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -213,9 +212,6 @@ def objects_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-# -- the loop --------------------------------------------------------------------------------------
 
 
 def train(training: Training, log: Log, stop: Stop) -> bool:
@@ -278,7 +274,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
         closing(training.stream.ahead(training.done, training.stage_end)) as batches,
     ):
         # Also after an error among the samples.
-        at_end.callback(lambda: write_metrics(training, unread, file, stop))
+        at_end.callback(write_metrics, training, unread, file, stop)
         while training.done < training.stage_end and not interrupted:
             started = time.perf_counter()
             taken = take_step(training, *next_of(batches))
@@ -315,12 +311,10 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
     return interrupted
 
 
-def write_metrics(
-    training: Training, unread: list[TakenStep], file: TextIO, stop: Stop
-) -> Json:
-    """Reads the figures of the steps in `unread`, a line each, and empties it; the last ones.
+def write_metrics(training: Training, unread: list[TakenStep], file: TextIO, stop: Stop) -> Json:
+    """Writes a line of metrics for each step in `unread`, and empties it; returns the last one.
 
-    Raises as `read_figures`; of the step that failed and those after it nothing is left to tell.
+    Raises as `read_figures`; the step that failed and those after it get no line.
     """
     taken, metrics = list(unread), {}
     unread.clear()
@@ -357,7 +351,7 @@ def evaluation_rows(training: Training, split: str, n: int, stage: int = -1) -> 
         n=n,
         stage=stage,
     )
-    with_room(training.model, rows)
+    with_room(training.model, rows)  # raises; `predict` makes its own
     return rows
 
 
@@ -365,7 +359,7 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
     """An evaluation between steps: on a fifth of the examples, on all if the best are kept."""
     samples = training.settings.eval_samples
     n = samples if training.settings.keep_best else max(samples // 5, 1)
-    task, number = training.task, training.last_stage()
+    task, number = training.task, training.trained_stage()
     stage = training.stages[number]
     # The weights of a partial stage are evaluated on rows like its own, see `Stage`.
     rows = evaluation_rows(training, task.splits[1], n, number if stage.partial else -1)
@@ -386,7 +380,7 @@ def measure(training: Training, rows: Pairs, predictions: Path | None = None) ->
         dtype = getattr(torch, settings.dtype)
         engine = accelerate(copy.deepcopy(engine).to(dtype))
     elif settings.compile:
-        engine = copy.deepcopy(engine)  # is not compiled: graphs are for the shapes of steps
+        engine = copy.deepcopy(engine)  # is not compiled: that is for the shapes of steps
     task = training.task
     try:
         lines, _ = predict(
