@@ -44,6 +44,6 @@ def is_late(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> bool | 
 
 
 def late_share(late: Iterable[bool | None]) -> float | None:
-    """The share of rows that are late, of those of which it is known; None if it is of none."""
+    """The share that is late of the rows for which that is known; None if there are none."""
     known = [value for value in late if value is not None]
     return fmean(known) if known else None

@@ -1,6 +1,7 @@
 """The folder of a run: run.json (settings), metrics.jsonl (a line a step), checkpoints/step-NNNNNN.
 
-With --keep-best also best/step-NNNNNN: the best weights so far, for inference alone.
+With --keep-best also best/step-NNNNNN: the best weights so far, for inference alone. The final
+evaluation leaves predictions_SPLIT.jsonl of every set; `run.py train` adds record.json.
 
 Nothing but the initial weights and the data is random, and the data are a function of (seed, step).
 So weights, optimizer and step number are all that a checkpoint needs for an exact resume: to the
@@ -186,7 +187,6 @@ def best_so_far(folder: Path) -> tuple[int, float]:
 
 # Settings that may differ from those that a checkpoint was saved under.
 HARMLESS = "device steps log_every eval_every keep_best save_every save_dtype keep no_save".split()
-HARMLESS += [DATA_FILES]
 
 
 def check_agreement(
@@ -220,7 +220,7 @@ def check_agreement(
         if about.get(name) != value
     ]
     # Files may lie elsewhere: `check_sources` knows them by their content.
-    harmless = {*HARMLESS, *task.sources()}
+    harmless = {*HARMLESS, DATA_FILES, *task.sources()}
     wrong += [
         f"{name} {saved[name]!r} in training_state.pt, {value!r} in run.json"
         for name, value in run_json(plan).items()

@@ -19,9 +19,9 @@ from minits.thinking import Engine, ThinkingConfig
 from minits.training.late import is_late, late_share
 
 Pairs = Sequence[tuple[Example, Row]]
-Verdict = Json  # of predictions: what the model made of a row
+Verdict = Json  # what the model made of a row: a line of predictions
 Report = Json  # of an evaluation, as records hold it: see `summarise`
-HookMaker = Callable[[Sequence[Row]], Intervention]  # from a batch's rows, for each anew
+HookMaker = Callable[[Sequence[Row]], Intervention]  # makes one for each batch, from its rows
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
@@ -43,7 +43,7 @@ def draw_rows(
     *,
     seed: int,
     n: int,  # of a finite split at most all
-    stage: int = -1,  # of a training, as for which they are encoded; -1: the last one
+    stage: int = -1,  # as for `Method.encode`
 ) -> Pairs:
     """Evaluation examples with encodings: the same for all methods, never those of training."""
     found = []
@@ -193,7 +193,7 @@ def summarise(lines: Sequence[Verdict], task: Task) -> Report:
         }
 
     def share(name: str, of: int) -> float | None:
-        """What all lines count under that name, of so many; None of none."""
+        """The sum of what the lines hold under that name, over `of`; None where that is 0."""
         return sum(line[name] for line in lines) / of if of else None
 
     return {
@@ -221,23 +221,25 @@ def summarise(lines: Sequence[Verdict], task: Task) -> Report:
 
 
 def clusters(lines: Sequence[Verdict]) -> list[int] | None:
-    """The number of each line's cluster, in order of their first lines; None: rows are apart."""
+    """The number of each line's cluster, from 0 as they first come; None: rows are independent."""
     names = [line["cluster"] for line in lines]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return None if None in numbers else [numbers[name] for name in names]
 
 
 def buckets(lines: Sequence[Verdict], task: Task) -> dict[str, dict]:
-    """n, accuracy and interval by the lines' groups, or by sizes: of 1 … task.bucket units, …
+    """n, accuracy and interval by group, else by size: 1 … task.bucket, as many more, and so on.
 
-    Of a bucket of 1: of each size.
+    With a bucket of 1 that is each size. Smaller sizes come first.
     """
-    groups: dict[tuple[int, str], list[bool]] = {}  # in order of size
+    groups: dict[tuple[int, str], list[bool]] = {}  # whether right, by (size, name)
     for line in lines:
         size, name, width = line[task.unit], line["group"], task.bucket
-        if name is None and width == 1:
+        if name is not None:
+            size = 0  # a group may hold examples of several sizes
+        elif width == 1:
             name = f"{size}"
-        elif name is None and width:
+        elif width:
             size = max(size - 1, 0) // width * width
             name = f"{size + 1}-{size + width}"
         if name is not None:

@@ -101,9 +101,10 @@ class OptimizerStep:
         distributed.leave()
 
     def __call__(self, parts: Sequence[FlatBatch], rate: float) -> Tensor:
-        """One step on `parts` at that learning rate; [3], perhaps still being computed:
+        """One step on `parts` at that learning rate.
 
-        mean answer loss, mean thought loss, gradient norm before clipping.
+        [3]: mean answer loss, mean thought loss, gradient norm before clipping; perhaps still being
+        computed.
         """
         parts = [part.map(lambda x: x.to(self.device, non_blocking=True)) for part in parts]
         for group in self.optimizer.param_groups:
@@ -114,7 +115,7 @@ class OptimizerStep:
         return self.step(parts) if self.graphs is None else self.graphs.replay(parts)
 
     def step(self, parts: Sequence[FlatBatch]) -> Tensor:
-        """The step itself."""
+        """The step on batches that lie on the device, at the rate that is set."""
         return self.descend(self.gradients(parts))
 
     def gradients(self, parts: Sequence[FlatBatch]) -> Tensor:
@@ -129,7 +130,7 @@ class OptimizerStep:
         self.optimizer.zero_grad(set_to_none=True)
         half = self.settings.dtype == "bfloat16"
         for part in parts:
-            # Over the ranks gradients are averaged once a step.
+            # Over the ranks gradients are averaged once a step, with those of its last part.
             averages = self.wrapped is self.loss_module or part is parts[-1]
             with nullcontext() if averages else self.wrapped.no_sync():
                 with torch.autocast(self.device.type, torch.bfloat16, enabled=half):

@@ -22,14 +22,14 @@ POOL = 8  # steps whose samples are drawn together
 
 @dataclass(eq=False)
 class SampleStream(Dataset):
-    """This process's share of the samples of every step. As a data set: of every pool."""
+    """This process's share of the samples of every step. For the loader, item n is pool n."""
 
     plan: Plan
     tokenizer: Tokenizer
     config: ThinkingConfig
     positions: int  # of the model: a sample must fit
     stage: int = 0
-    sizes: ExactSizes | None = None  # those of the stage before, to go on with
+    sizes: ExactSizes | None = None  # those of the stage before, to go on with; None: new ones
 
     def __post_init__(self) -> None:
         self.settings, self.task, self.method = self.plan
@@ -40,7 +40,7 @@ class SampleStream(Dataset):
         # learns from. A thread would take Python's lock from the launches: of every 8 steps of
         # 0.26 s on each of two H200s 1 s was lost.
         self.workers = 2 * self.cuda
-        self.pools: dict[int, list[list[Row]]] = {}  # the current one
+        self.pools: dict[int, list[list[Row]]] = {}  # the newest alone
 
     def __getitem__(self, number: int) -> list[list[Row]] | ValueError:
         """Pool `number`, or the error that it met: a worker cannot raise it in its own words."""
@@ -54,15 +54,15 @@ class SampleStream(Dataset):
         return self.pool(step // POOL)[step % POOL]
 
     def pool(self, number: int) -> list[list[Row]]:
-        """The samples of the POOL steps from number * POOL on; the newest pool is kept."""
+        """The samples of the POOL steps from number * POOL on."""
         if number not in self.pools:
             self.pools = {number: self.draw_pool(number)}
         return self.pools[number]
 
     def draw_pool(self, number: int) -> list[list[Row]]:
-        """The samples of POOL steps.
+        """As `pool`.
 
-        For one sample a row, all are sorted by length and cut into batches, so that rows need
+        With one sample a row, all are sorted by length and cut into batches, so that rows need
         little padding. Otherwise every batch gets its share of short and long ones, so that all
         have about as many tokens, and no process encodes the others' samples.
         """
@@ -113,16 +113,17 @@ class SampleStream(Dataset):
                 f"{row.name} needs {len(row.ids) - 1} positions, the model has {self.positions} "
                 "(max_position_embeddings). Train on shorter examples."
             )
-        # Rows without an answer are those of T's warm-up.
+        # L_LM is over all after the prompt: now over all but the first token. The rows of T's
+        # warm-up have no answer, and keep to that.
         if self.settings.lm_loss == "all" and row.prompt_length < len(row.ids):
             return replace(row, prompt_length=1)
         return row
 
     def parts(self, rows: list[Row]) -> list[FlatBatch]:
-        """A step's samples in `accumulate` batches, in memory from which a card can take them.
+        """A step's samples in `accumulate` batches; for a card in pinned memory.
 
-        They are dealt out in turn: where they come by length, one a row, all parts so get rows of
-        the same width nearly always, and few graphs are captured.
+        They are dealt out in turn: samples that come by length so make parts of nearly always the
+        same width, and few graphs are captured.
         """
         count = min(self.settings.accumulate, len(rows))
         parts = [

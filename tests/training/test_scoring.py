@@ -399,6 +399,15 @@ def test_buckets_hold_twenty_operations_each():
     assert report["operations"] == (1, 100)
 
 
+def test_a_group_holds_its_examples_of_all_sizes():
+    lines = [line(operations=n, group="odd" if n % 2 else "even", correct=n < 3) for n in range(6)]
+    buckets = summed(*lines)["buckets"]
+    assert [(name, b["n"], round(b["accuracy"] * 3)) for name, b in buckets.items()] == [
+        ("even", 3, 2),
+        ("odd", 3, 1),
+    ]
+
+
 def test_what_else_a_task_counts_is_told_as_shares_of_rows():
     report = summed(*(line(strict=strict, unparsable=False) for strict in (True, False)))
     assert report["counts"] == {"strict": 0.5, "unparsable": 0.0}
