@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,9 @@ def set_up(plan: Plan, folder: Path) -> Training:
     checkpoints = finished_checkpoints(folder)
     model, tokenizer = make_model(plan, checkpoints)
     model = model.to(settings.device).train()
-    begin = partial(Training, plan, folder, model, tokenizer)
     state = run_folder.read_state(folder, settings.device)
     if state is None:
-        return begin()
+        return Training(plan, folder, model, tokenizer)
     newest = checkpoints[-1]
     if state["step"] > settings.steps:
         raise ValueError(
@@ -63,7 +61,7 @@ def set_up(plan: Plan, folder: Path) -> Training:
     check_steps(plan, state, folder)
     if "weights" in state:
         model.load_state_dict(state["weights"])
-    training = begin(done=state["step"], seconds=state["seconds"])
+    training = Training(plan, folder, model, tokenizer, state["step"], state["seconds"])
     optimizer = training.optimizer_step.optimizer
     ended = state["stage"] != training.stage_number  # saved at the very end of a stage
     if ended and training.stages[training.stage_number].resets:
@@ -123,7 +121,7 @@ def make_model(plan: Plan, checkpoints: list[Path]) -> tuple[ThinkingStates, Tok
         asked = choices if theirs or not read_about(folder) else {}
         model, tokenizer, about = load_checkpoint(folder, **asked)
         if method.thinks != model.thinks:
-            blocked = model.blocked
+            blocked = model.blocked  # ids that the tokenizer lacks
             model = ThinkingStates(model.backbone, model.config, thinks=method.thinks)
             model.blocked = blocked
             if method.thinks:
@@ -179,7 +177,8 @@ def run_training(
             stack.enter_context(locked(folder))
         run_folder.check_sources(folder, task)
         training = set_up(plan, folder)
-        rows = evaluation_sets(training, note)
+        check_training(training, note)
+        rows = evaluation_sets(training)
         # From here on there is something to lose.
         stop = stack.enter_context(Stop(note))
         if lead and new:
@@ -204,11 +203,8 @@ def run_training(
         return train_and_evaluate(training, rows, log, stop)
 
 
-def evaluation_sets(training: Training, note: Log) -> dict[str, Pairs]:
-    """The rows of the evaluation sets.
-
-    Raises ValueError if they or the first samples do not fit the model, or never think.
-    """
+def check_training(training: Training, note: Log) -> None:
+    """Raises ValueError if settings, task and first samples do not fit together, or the model."""
     settings, task = training.settings, training.task
     limit = training.model.backbone.config.max_position_embeddings
     width = round_up(settings.row_tokens, settings.chunk_size)
@@ -231,10 +227,14 @@ def evaluation_sets(training: Training, note: Log) -> dict[str, Pairs]:
     first = training.stream.pool(0)
     if training.method.thinks:
         check_chunks([row for step in first for row in step], settings.chunk_size, note)
-    rows = {}
+
+
+def evaluation_sets(training: Training) -> dict[str, Pairs]:
+    """The rows of the evaluation sets. Raises ValueError if they do not fit the model."""
+    task, rows = training.task, {}
     for split in task.splits[1:]:
         try:
-            rows[split] = evaluation_rows(training, split, settings.eval_samples)
+            rows[split] = evaluation_rows(training, split, training.settings.eval_samples)
         except ValueError as error:
             given = " ".join(typed(name, value) for name, value in asdict(task).items() if value)
             raise ValueError(f"evaluation, {task.title(split)} ({given}): {error}") from error
@@ -242,9 +242,9 @@ def evaluation_sets(training: Training, note: Log) -> dict[str, Pairs]:
 
 
 def check_chunks(rows: list[Row], c: int, note: Log) -> None:
-    """Raises ValueError if no row of any process completes a chunk; says so if only few do.
+    """Raises ValueError if no row of any process completes a chunk; notes it if only few do.
 
-    Says so, too, if no row has a step to think: a file in the form of another task, perhaps.
+    Notes, too, if no row has a step to think: a file in the form of another task, perhaps.
     """
     complete = sum(bool(row.thoughts) for row in rows)
     thinking = sum(any(len(thought) > 1 for thought in row.thoughts) for row in rows)
