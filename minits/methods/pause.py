@@ -32,9 +32,9 @@ def begin_id(tokenizer: Tokenizer) -> int:
 
 @dataclass(frozen=True)
 class Pause(Curriculum):
-    """Stage s lacks the first s steps and has its share of the latents, whatever steps a row has.
+    """Each stage lacks one more of the first steps and has one more share of the latents.
 
-    Never the number of its gold steps: at test nobody knows it.
+    How many never depends on a row's gold steps: at test nobody knows their number.
     """
 
     latents: int = setting(6, "coconut, pause: latents in the end", least=1)
@@ -60,7 +60,7 @@ class Pause(Curriculum):
         return self.in_stages(names, 7_000, steps, batch_size)
 
     def count(self, gone: int) -> int:
-        """The number of latents in the stage that lacks so many steps."""
+        """The number of latents in the stage from which so many steps are gone."""
         return self.latents * min(gone, self.latent_stages) // self.latent_stages
 
     def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:

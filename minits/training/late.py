@@ -1,4 +1,4 @@
-"""Late thoughts: answers that are due before a state can hold the step that gives them.
+"""Late thoughts: values of answers, due before a state can hold the step that gives them.
 
 A row of which this is true says nothing about states: the model has to compute the step itself.
 """

@@ -113,8 +113,8 @@ class SampleStream(Dataset):
                 f"{row.name} needs {len(row.ids) - 1} positions, the model has {self.positions} "
                 "(max_position_embeddings). Train on shorter examples."
             )
-        # L_LM is over all after the prompt: now over all but the first token. The rows of T's
-        # warm-up have no answer, and keep to that.
+        # L_LM is over what follows the prompt: now all but one token. Rows without an answer are
+        # those of T's warm-up.
         if self.settings.lm_loss == "all" and row.prompt_length < len(row.ids):
             return replace(row, prompt_length=1)
         return row
