@@ -31,13 +31,13 @@ def said_by(error: object) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def listing(folder: Path, most: int = 8) -> str:
+def listing(folder: Path) -> str:
     """What a folder holds, in words, for error messages."""
     if not folder.is_dir():
         return "nothing: " + ("it is a file" if folder.exists() else "there is no such folder")
     names = sorted(path.name for path in folder.iterdir())
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) + rest) or "nothing"
+    first, rest = ", ".join(names[:8]), names[8:]
+    return f"{first} and {len(rest)} more" if rest else first or "nothing"
 
 
 def parted(given: str, names: str, kind: str) -> list[str]:

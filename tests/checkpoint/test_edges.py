@@ -19,7 +19,7 @@ from test_weights import ABOUT, SHAPE, logits, rewrite, rewrite_json, same_tenso
 
 from minits import load, save
 from minits.checkpoint import weights
-from minits.checkpoint.files import printable
+from minits.checkpoint.files import listing, printable
 from minits.checkpoint.tiny import ASSETS
 
 INDEX = "model.safetensors.index.json"
@@ -305,6 +305,14 @@ def test_weights_of_another_size_than_config_json_says_name_its_key(tmp_path, ke
 def test_foreign_text_is_shown_short_and_without_control_characters():
     assert printable("a\n\x1b\u202e é 日") == "a\\n\\x1b\\u202e é 日"
     assert printable("x" * 1000) == "x" * 100 + " … 800 characters … " + "x" * 100
+
+
+def test_a_folder_is_listed_up_to_eight_names(tmp_path):
+    assert listing(tmp_path) == "nothing"
+    for name in "ihgfedcba":
+        assert "more" not in listing(tmp_path)
+        (tmp_path / name).touch()
+    assert listing(tmp_path) == "a, b, c, d, e, f, g, h and 1 more"
 
 
 # -- accepted, and said ----------------------------------------------------------------------------
