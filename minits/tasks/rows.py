@@ -35,7 +35,7 @@ class SplitRows(NamedTuple):
     """What the files of a split hold."""
 
     examples: list[Any]
-    about: Json  # for records: file, rows, skipped, sha256
+    about: Json  # for records: file, rows, skipped, sha256, without_steps (where there are such)
 
 
 @dataclass(frozen=True)
@@ -102,14 +102,19 @@ class Rows(Task):
         return self.splits_read[split]
 
     def read_split(self, split: str) -> SplitRows:
-        """The rows of a split, read now. Raises ValueError, naming the line, or OSError."""
+        """The rows of a split, read now. Raises ValueError, naming the line, or OSError.
+
+        Rows without steps are counted: some methods need none, but a text may lack its << >>.
+        """
         names = getattr(self, split)
         if not names:
             raise ValueError(f"{self.name} has no {flag(split)} FILE: name one.")
         read = [
             read_rows(split, name, self.parse, self.skip_bad) for name in files_in(split, names)
         ]
-        return read[0] if len(read) == 1 else joined(names, read)
+        rows, about = read[0] if len(read) == 1 else joined(names, read)
+        bare = sum(not row.steps for row in rows)
+        return SplitRows(rows, about | ({"without_steps": bare} if bare else {}))
 
     def parse(self, line: str) -> Any:
         """The example in a line of a file, or what `example` makes one of.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from hashlib import sha256
 from pathlib import Path
@@ -206,6 +207,16 @@ def test_skipped_lines_are_counted_and_told(files):
     assert status == 0 and "rows 32, skipped 2, first_skipped line 33: no JSON" in err
     status, _, err = call("data", "rows", "--train", "train.jsonl", "--skip-bad")
     assert status == 0 and "skipped 2" in err
+
+
+@pytest.mark.parametrize("method", ["thinking", "no-cot"])
+def test_rows_without_steps_are_counted_and_told(method, files):
+    with (files / "train.jsonl").open("a") as file:
+        file.write('{"question": "A box holds 3 pens.", "answer": "3"}\n')
+    status, _, err = call(*TRAIN, "--method", method, "--out", "run")
+    assert status == 0 and re.search("train: .* rows 33, .*, without_steps 1$", err, re.MULTILINE)
+    status, _, err = call("data", "rows", "--train", "train.jsonl")
+    assert status == 0 and "without_steps 1" in err
 
 
 # -- eval ------------------------------------------------------------------------------------------

@@ -87,6 +87,19 @@ def test_problems_whose_steps_do_not_give_the_answer_are_evaluated_but_not_train
         make_task("gsm", train=written(tmp_path, *astray)).size("train")
 
 
+@pytest.mark.parametrize("apart", [False, True], ids=["in one file", "in two"])
+def test_rows_without_steps_are_counted(apart, tmp_path):
+    """A text that lacks its << >> has none, too."""
+    bare = ["Two pens and 5 caps?||2+5=7 #### 7", "How many?|| #### 4"]
+    files = written(tmp_path, *LINES, *([] if apart else bare))
+    if apart:
+        files += "," + written(tmp_path, *bare, name="more.txt")
+    about = make_task("gsm", train=files, test=files).sources()
+    assert about["train"]["without_steps"] == about["test"]["without_steps"] == 2
+    assert about["train"]["left_out"] == 2 and "left_out" not in about["test"]
+    assert "without_steps" not in gsm(tmp_path).sources()["train"]
+
+
 def test_a_bad_line_is_named_or_passed_over_and_counted(tmp_path):
     train = written(tmp_path, *LINES, "What?||<<1+2>> #### 3")
     with pytest.raises(ValueError, match=r"train.txt, line 4: '1\+2' is no calculation"):
