@@ -35,8 +35,13 @@ class Thinking(Method):
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
         if not self.thought_warmup:
             return super().stages(steps, batch_size)
-        first = min(self.thought_warmup, steps)
-        return Stage("T's warm-up", first), *super().stages(steps - first, batch_size)
+        left = steps - self.thought_warmup
+        if left < 1:
+            raise ValueError(
+                f"--thought-warmup {self.thought_warmup}: of --steps {steps} none is left in which "
+                "the answer is learned. Lower it, or raise --steps."
+            )
+        return Stage("T's warm-up", self.thought_warmup), *super().stages(left, batch_size)
 
     def encode(
         self,

@@ -347,6 +347,10 @@ TRAIN_FLAGS = {
         [*TRAIN, "--seed", str(2**63)],
         [f"--seed {2**63}", f"at most {2**63 - 1}"],
     ),
+    "warm-up of T that leaves no step": (
+        [*TRAIN, "--thought-warmup", "1"],
+        ["--thought-warmup 1: of --steps 1 none is left", "Lower it, or raise --steps"],
+    ),
     "decay": ([*TRAIN, "--decay", "2"], ["--decay 2.0", "at most 1"]),
     "decay below nothing": ([*TRAIN, "--decay", "-1"], ["--decay -1.0", "at least 0"]),
     "chunk size 0": ([*TRAIN, "--chunk-size", "0"], ["--chunk-size 0", "at least 1"]),

@@ -53,7 +53,10 @@ def test_the_stages_share_the_steps():
             s.steps for s in make_method("thinking", thought_warmup=thought_warmup).stages(whole, 4)
         ]
 
-    assert [steps(0, 12), steps(5, 12), steps(20, 12)] == [[12], [5, 7], [12, 0]]
+    assert [steps(0, 12), steps(5, 12), steps(11, 12)] == [[12], [5, 7], [11, 1]]
+    for thought_warmup in (12, 20):
+        with pytest.raises(ValueError, match=f"--thought-warmup {thought_warmup}: of --steps 12 "):
+            steps(thought_warmup, 12)
 
 
 @pytest.mark.parametrize("limit", [2, 8])
@@ -100,10 +103,12 @@ def test_nothing_but_t_is_asked_and_no_state_is_read(layout, sizes, tmp_path):
 
 
 def test_t_learns_in_its_thought_warmup_and_what_has_no_part_in_it_stays(tmp_path):
-    training = begin(tmp_path, 40, steps=40, warmup=0, decay=0.0)
+    training = begin(tmp_path, 40, steps=41, warmup=0, decay=0.0)
+    press_ctrl_c(training, 40)
     C = {name: p.clone() for name, p in training.model.compression_block.named_parameters()}
     train(training, silent)
     lines = metrics_of(tmp_path)
+    assert len(lines) == 40
     assert {line["lm_loss"] for line in lines} == {0.0}
     assert lines[-1]["thought_loss"] < 0.6 * lines[0]["thought_loss"]
     assert_same_bits(dict(training.model.compression_block.named_parameters()), C)
@@ -143,9 +148,9 @@ def test_a_resume_within_the_thought_warmup_at_its_end_and_after_it_is_exact(
 
 
 def test_another_length_of_the_thought_warmup_is_another_training(tmp_path):
-    train(begin(tmp_path, steps=3), silent)
+    train(begin(tmp_path, steps=6), silent)
     with pytest.raises(ValueError, match="thought_warmup 5 in training_state.pt, 4 in run.json"):
-        begin(tmp_path, 4, steps=3)
+        begin(tmp_path, 4, steps=6)
 
 
 def test_steps_through_graphs_are_the_plain_steps_in_both_stages(tmp_path, monkeypatch):
