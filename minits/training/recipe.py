@@ -231,6 +231,11 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
         )
     settings = replace(settings, **chosen, device=device, dtype=dtype)
     check_complete(settings)
+    if settings.accumulate > settings.batch_size:
+        raise ValueError(
+            f"--accumulate {settings.accumulate}: a step has --batch-size {settings.batch_size} "
+            "samples, which make at most as many parts. Lower it, or raise --batch-size."
+        )
     return check_settings(settings, flag)
 
 

@@ -125,7 +125,7 @@ class SampleStream(Dataset):
         They are dealt out in turn: samples that come by length so make parts of nearly always the
         same width, and few graphs are captured.
         """
-        count = min(self.settings.accumulate, len(rows))
+        count = min(self.settings.accumulate, len(rows))  # of several processes each has a share
         parts = [
             self.method.collate(
                 rows[i::count],

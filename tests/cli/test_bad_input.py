@@ -335,6 +335,10 @@ TRAIN_FLAGS = {
         [*TRAIN, "--no-save", "--save-dtype", "bfloat16"],
         ["--save-dtype does nothing with --no-save"],
     ),
+    "more parts than samples": (
+        [*TRAIN, "--accumulate", "5"],
+        ["--accumulate 5: a step has --batch-size 4 samples", "Lower it, or raise --batch-size"],
+    ),
     "negative weight": (
         [*TRAIN, "--thought-weight", "-1"],
         ["--thought-weight -1.0", "at least 0"],
