@@ -80,8 +80,9 @@ def check_steps(plan: Plan, state: dict[str, Any], folder: Path) -> None:
 
     def schedule(run: TrainSettings) -> list[tuple[float, int]]:
         stages = enumerate(plan.method.stages(run.steps, run.batch_size))
-        numbers = [number for number, stage in stages for _ in range(stage.steps)]
-        return [(learning_rate(run, step), numbers[step]) for step in range(state["step"])]
+        numbers = (number for number, stage in stages for _ in range(stage.steps))
+        taken = zip(range(state["step"]), numbers)  # a run until Ctrl-C may have a billion steps
+        return [(learning_rate(run, step), number) for step, number in taken]
 
     if schedule(settings) != schedule(before):
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,19 @@ def test_more_steps_are_refused_where_those_taken_would_have_been_others(tmp_pat
     train(begin(tmp_path, steps=5), silent)
     with pytest.raises(ValueError, match="--steps 12: .* a run of 5 steps.*train parity --model"):
         begin(tmp_path)
+
+
+def test_a_run_until_ctrl_c_goes_on_without_a_list_of_all_its_steps(tmp_path):
+    many = 10**7
+    training = begin(tmp_path, steps=many)
+    press_ctrl_c(training, 2)
+    train(training, silent)
+    tracemalloc.start()
+    try:
+        assert begin(tmp_path, steps=many).done == 2
+        assert tracemalloc.get_traced_memory()[1] < 4 * many  # bytes; a list has 8 an entry
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
