@@ -40,7 +40,10 @@ class ICoT(Curriculum):
         "tokens", "icot: what a stage takes one more of from the chain", choices=tuple(REMOVALS)
     )
     remove_all_at: int | None = setting(
-        None, "icot: tokens or steps at which all are taken; default: 60, by steps 4", least=1
+        None,
+        "icot: tokens or steps at which all are taken; default: 60, by steps 4",
+        least=1,
+        most=10**5,
     )
     smoothing: float = setting(
         4.0,

@@ -37,9 +37,12 @@ class Pause(Curriculum):
     How many never depends on a row's gold steps: at test nobody knows their number.
     """
 
-    latents: int = setting(6, "coconut, pause: latents in the end", least=1)
+    latents: int = setting(6, "coconut, pause: latents in the end", least=1, most=10**5)
     latent_stages: int = setting(
-        3, "coconut, pause: stages in which the number of latents grows to that", least=1
+        3,
+        "coconut, pause: stages in which the number of latents grows to that",
+        least=1,
+        most=10**5,
     )
     first_stage: int = setting(
         1,

@@ -71,6 +71,7 @@ class TrainSettings(Machine):
         "sliding attention of the tiny model, in tokens; 0: dense; default: 16 where the method "
         "thinks, else 0",
         least=0,
+        most=10**6,
     )
     steps: int | None = setting(
         None,
@@ -87,7 +88,9 @@ class TrainSettings(Machine):
         "losses); or in one context (another training). Default: by recipe",
         choices=LAYOUTS,
     )
-    row_tokens: int = setting(256, "tokens a row, for pack and long_rows", least=1, free=True)
+    row_tokens: int = setting(
+        256, "tokens a row, for pack and long_rows", least=1, most=10**6, free=True
+    )
     accumulate: int = setting(
         1, "parts that a step's samples are split into, to save memory", least=1, free=True
     )
@@ -105,7 +108,7 @@ class TrainSettings(Machine):
     weight_decay: float = setting(
         0.0, "AdamW weight decay, of matrices only: not of norms and biases", least=0, most=1e30
     )
-    clip: float = setting(1.0, "largest gradient norm", above=0)
+    clip: float = setting(1.0, "largest gradient norm", above=0, most=1e30)
     lm_loss: str = setting(
         "answer",
         "tokens that L_LM is a mean over: the answer's (CoT's steps are a part of it), or all, the "

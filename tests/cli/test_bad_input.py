@@ -355,6 +355,27 @@ TRAIN_FLAGS = {
         [*TRAIN, "--thought-warmup", "1"],
         ["--thought-warmup 1: of --steps 1 none is left", "Lower it, or raise --steps"],
     ),
+    "window beyond all sizes": (
+        [*TRAIN, "--window", str(10**20)],
+        [f"--window {10**20}", "at most 1000000"],
+    ),
+    "rows beyond all sizes": (
+        [*TRAIN, "--layout", "pack", "--row-tokens", str(10**20)],
+        [f"--row-tokens {10**20}", "at most 1000000"],
+    ),
+    "latents beyond all sizes": (
+        [*TRAIN, "--method", "coconut", "--latents", str(10**20)],
+        [f"--latents {10**20}", "at most 100000"],
+    ),
+    "stages of latents beyond all sizes": (
+        [*TRAIN, "--method", "pause", "--latent-stages", str(10**9)],
+        [f"--latent-stages {10**9}", "at most 100000"],
+    ),
+    "stages of a chain beyond all sizes": (
+        [*TRAIN, "--method", "icot", "--remove-all-at", str(10**9)],
+        [f"--remove-all-at {10**9}", "at most 100000"],
+    ),
+    "norm beyond all numbers": ([*TRAIN, "--clip", "inf"], ["--clip inf", "at most 1e+30"]),
     "decay": ([*TRAIN, "--decay", "2"], ["--decay 2.0", "at most 1"]),
     "decay below nothing": ([*TRAIN, "--decay", "-1"], ["--decay -1.0", "at least 0"]),
     "chunk size 0": ([*TRAIN, "--chunk-size", "0"], ["--chunk-size 0", "at least 1"]),
