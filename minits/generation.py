@@ -3,7 +3,8 @@
     prompts -> prefill.py -> Reading -> decode -> (row, token | Thought) events -> GenerationResult
 
 Decoding is greedy. It goes on thinking: a chunk that generated tokens complete gives a thought and
-a state too (the paper's footnote, carried through the whole answer).
+a state too. So does the paper for the prompt's last chunk (footnote in section 3), but it leaves
+thoughts within the answer to future work; `think_while_decoding=False` has neither.
 """
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -50,7 +51,7 @@ class GenerationConfig:
     )
     eos_ids: Sequence[int] | None = None  # ids that end an answer; None: the model's own
     think: bool = True  # False: plain Qwen2.5, no thought anywhere
-    think_while_decoding: bool = True  # False: no thought after the prompt's last chunk
+    think_while_decoding: bool = True  # False: no thought after chunks with generated tokens
     hook: Intervention = NOTHING
     window: int | None = None  # what `lookahead` was called; this name will go
 

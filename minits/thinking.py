@@ -50,16 +50,17 @@ class ThinkingConfig:
 
     def check(self, config: QwenConfig) -> ThinkingConfig:
         """Returns self; raises ValueError naming what does not fit the backbone's `config`."""
-        layers, most = config.num_hidden_layers, config.max_position_embeddings // 2
-        if not 1 <= self.chunk_size <= most:
+        layers, places = config.num_hidden_layers, config.max_position_embeddings
+        if not 1 <= self.chunk_size <= places // 2:
             raise ValueError(
-                f"chunk size {self.chunk_size}: must lie in 1 … {most} (half of "
-                "max_position_embeddings); 8 is the paper's choice."
+                f"chunk size {self.chunk_size}: must lie in 1 … {places // 2} (half of "
+                "max_position_embeddings); beyond 8 the paper saw less accuracy on GSM."
             )
-        if not 1 <= self.max_thought_tokens <= config.max_position_embeddings - self.chunk_size:
+        room = places - self.chunk_size  # T reads H of a chunk, then the thought
+        if not 1 <= self.max_thought_tokens <= room:
             raise ValueError(
                 f"max_thought_tokens {self.max_thought_tokens}: with chunks of {self.chunk_size} "
-                f"it must lie in 1 … {config.max_position_embeddings - self.chunk_size}."
+                f"it must lie in 1 … {room}."
             )
         if not 0 <= self.inject_after <= self.extract_after <= layers:
             raise ValueError(
@@ -151,7 +152,10 @@ class ThinkingBlock(nn.Module):
 
 
 class CompressionBlock(nn.Module):
-    """C: one causal decoder layer over the thought's embeddings."""
+    """C: one causal decoder layer over the thought's embeddings.
+
+    The paper's pooling, which takes the last c outputs, is `ThinkingStates.last_outputs`.
+    """
 
     def __init__(self, config: QwenConfig) -> None:
         super().__init__()
@@ -188,7 +192,10 @@ class ThinkingStates(nn.Module):
         return self.backbone.model.embed_tokens.weight.device
 
     def copy_blocks(self) -> None:
-        """T and C start as independent copies of parts of the backbone (paper, appendix A.1)."""
+        """T and C start as independent copies of parts of the backbone (paper, appendix A.1).
+
+        Of T's norm the paper says nothing. The unembedding was trained on normed vectors.
+        """
         model, T, C = self.backbone.model, self.thinking_block, self.compression_block
         pairs = [
             (T.layer, model.layers[-1]),

@@ -47,10 +47,10 @@ COCONUT: dict[int, tuple[float, float]] = {
     21: (32.65, 1.38),
 }
 
-# Section 4.4: GSM, each question's last sentence copied before it where the answer was wrong.
+# Section 4.5: GSM, each question's last sentence copied before it where the answer was wrong.
 QUESTION_FIRST = (42.22, 48.65)
 
-# Section 4.4: of the queries that Thinking States solve on GSM, the share that CoT does not.
+# Section 4.5: of the queries that Thinking States solve on GSM, the share that CoT does not.
 RIGHT_ALONE = 0.12
 
 # What the ablations and the figure of training cost show; the paper prints no table of them.

@@ -1,6 +1,6 @@
 """Two-hop questions: "the currency of the country where X is located", by way of the country.
 
-Two regimes (paper, section 4.2). Full knowledge: all facts are rows of the training too, so that
+Two regimes (paper, section 4.3). Full knowledge: all facts are rows of the training too, so that
 what is measured is how they are put together. Parametric: only rows stay whose two facts the base
 model knows, without guessing the answer (knowledge.py); facts may be trained on beside them, but
 none about what valid and test ask.
