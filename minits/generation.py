@@ -19,7 +19,7 @@ from minits.prefill import (
     Reading,
     prefill_sequential,
     prefill_speculative,
-    think,
+    thoughts_after,
 )
 from minits.settings import check_settings, setting
 from minits.supervision import encode_prompt
@@ -179,7 +179,7 @@ def decode(
         if complete and thinks:
             places = [(row, len(reading.thoughts[row])) for row in complete]
             h = reading.open_h[on_device(complete, device)]
-            thoughts = think(engine, h, places, config.max_thought_tokens, config.hook)
+            thoughts = thoughts_after(engine, h, places, config.max_thought_tokens, config.hook)
             reading.take_in(engine, complete, thoughts, config.hook)
             yield from zip(complete, thoughts)
         elif complete:

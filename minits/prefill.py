@@ -22,9 +22,9 @@ class Intervention:
     """The one hook of inference: what T is made to say, and what is read in place of a state.
 
     For measuring, for ablations, for "what if". This one changes nothing; derive from it. A place
-    is (row, chunk): the thought after that chunk, and the state that follows from it; chunk -1 is
-    what the first chunk reads, 0. Speculation asks about drafts, too, and more than once about a
-    place: the last time is the one that counts.
+    is (row, chunk): the thought after that chunk, and the state that follows from it. Speculation
+    asks about drafts, too, and about chunk -1, the 0 that the first chunk reads; and more than once
+    about a place: the last time is the one that counts.
     """
 
     def thought(self, row: int, chunk: int) -> Sequence[int] | None:
@@ -87,14 +87,14 @@ class Reading:
             self.thoughts[row].append(thought)
 
 
-def think(
+def thoughts_after(
     engine: Engine,
     h: Tensor,  # [N, c, E]
     places: Sequence[tuple[int, int]],
     limit: int | None,  # None: as the model was trained
     hook: Intervention,
 ) -> list[Thought]:
-    """The thoughts after the chunks at `places`, from their h, at most PASS tokens at once."""
+    """The thoughts after the chunks at `places`, from their H, at most PASS tokens at once."""
     limit, most = limit or engine.config.max_thought_tokens, max(PASS // h.shape[1], 1)
     found = []
     for start in range(0, len(h), most):
@@ -138,7 +138,7 @@ def prefill_sequential(
         if complete and thinks and engine.thinks:
             h = H[on_device(complete, H.device)]
             places = [(row, k) for row in complete]
-            thoughts = think(engine, h, places, limit, hook)
+            thoughts = thoughts_after(engine, h, places, limit, hook)
             reading.take_in(engine, complete, thoughts, hook)
     return reading
 
@@ -154,7 +154,7 @@ class Speculation:
     lookahead: int  # most chunks that the next round runs
     drafts: list[Thought]  # the thoughts guessed to enter the chunks t + 1 … K - 1
     t: int = 0
-    final: list[Thought] = field(default_factory=list)  # the thoughts that stand
+    final: list[Thought] = field(default_factory=list)  # the thoughts after the chunks before t
 
     @property
     def width(self) -> int:
@@ -194,88 +194,88 @@ def prefill_speculative(
     """
     reading = Reading.begin(engine, prompts, slots)
     c, nothing, thinks = engine.config.chunk_size, engine.config.nothing, thinks and engine.thinks
-    rows = []
+    specs = []
     for length in reading.lengths:
         K = -(-length // c)
-        rows.append(Speculation(K, lookahead or K, [nothing] * (K - 1)))
-    L = max(row.chunks for row in rows) * c
+        specs.append(Speculation(K, lookahead or K, [nothing] * (K - 1)))
+    L = max(spec.chunks for spec in specs) * c
     frame = engine.frame(reading.positions(L), reading.cache)
     ids = pad(prompts, engine.config.pad_id, L, engine.device)
     X = engine.lower(ids, frame)  # [B, L, E]
-    H = X.new_zeros(len(rows), L + 1, X.shape[-1])  # the last place takes padding
+    H = X.new_zeros(len(specs), L + 1, X.shape[-1])  # the last place takes padding
 
-    while any(row.width for row in rows):
+    while any(spec.width for spec in specs):
         # 1. One parallel pass over the chunks that are not final, under drafted thoughts.
-        h = run_round(engine, reading, rows, X, H, hook)
-        # 2. T after every chunk.
-        found = [row.drafts for row in rows]
+        h = run_round(engine, reading, specs, X, H, hook)
+        # 2. T after every chunk. Without T all drafts come true: they are trivial.
+        found = [spec.drafts for spec in specs]
         if thinks:
-            found = think_ahead(engine, reading, rows, h, limit, draft, hook)
-        for number, (row, thoughts) in enumerate(zip(rows, found)):
-            if not row.width:
+            found = think_ahead(engine, reading, specs, h, limit, draft, hook)
+        for row, (spec, thoughts) in enumerate(zip(specs, found)):
+            if not spec.width:
                 continue
             # 3. The earliest chunk whose thought is not the drafted one; all before it is right.
-            right = row.accept(thoughts)
-            reading.rounds[number] += 1
-            reading.chunk_passes[number] += row.width
-            reading.accepted[number].append(right)
+            right = spec.accept(thoughts)
+            reading.rounds[row] += 1
+            reading.chunk_passes[row] += spec.width
+            reading.accepted[row].append(right)
             # 4. Go on behind it, from the thought that it truly gave.
             if lookahead is not None:
-                row.lookahead = next_lookahead(row, right, thoughts)
-            row.t += right
-            row.final += thoughts[:right]
-            left = max(row.chunks - row.t - 1, 0)
+                spec.lookahead = next_lookahead(spec, right, thoughts)
+            spec.t += right
+            spec.final += thoughts[:right]
+            left = max(spec.chunks - spec.t - 1, 0)
             drafts = [*DRAFTS[draft](thoughts[right:]), *[nothing] * left]
-            row.drafts = drafts[:left]
+            spec.drafts = drafts[:left]
 
     out = engine.upper(H[:, :L], frame)
-    for number, (row, length) in enumerate(zip(rows, reading.lengths)):
-        reading.out[number] = out[number, length - 1]
-        reading.open_h[number] = H[number, (row.chunks - 1) * c : row.chunks * c]
-    thinking = [number for number, row in enumerate(rows) if thinks and row.final]
-    for number in thinking:
-        reading.thoughts[number] = rows[number].final[:-1]
+    for row, (spec, length) in enumerate(zip(specs, reading.lengths)):
+        reading.out[row] = out[row, length - 1]
+        reading.open_h[row] = H[row, (spec.chunks - 1) * c : spec.chunks * c]
+    thinking = [row for row, spec in enumerate(specs) if thinks and spec.final]
+    for row in thinking:
+        reading.thoughts[row] = specs[row].final[:-1]
     if thinking:
-        reading.take_in(engine, thinking, [rows[number].final[-1] for number in thinking], hook)
+        reading.take_in(engine, thinking, [specs[row].final[-1] for row in thinking], hook)
     return reading
 
 
 def run_round(
     engine: Engine,
     reading: Reading,
-    rows: Sequence[Speculation],
+    specs: Sequence[Speculation],
     X: Tensor,  # [B, L, E] after the lower layers
     H: Tensor,  # [B, L + 1, E], filled in here
     hook: Intervention,
 ) -> Tensor:
     """One parallel pass over every row's next chunks, under drafts: their H [B, width, c, E]."""
     c, nothing, L = engine.config.chunk_size, engine.config.nothing, X.shape[1]
-    width = max(row.width for row in rows)
+    width = max(spec.width for spec in specs)
     entering, places, edges = [], [], []
-    for number, (row, length) in enumerate(zip(rows, reading.lengths)):
-        known = row.final[-1:] or [nothing]
-        entering += [*known, *row.drafts, *[nothing] * width][:width]
-        places += [(number, row.t - 1 + i) for i in range(width)]
-        end = (row.t + row.width) * c
-        edges.append((row.t * c, min(end, length)))
+    for row, (spec, length) in enumerate(zip(specs, reading.lengths)):
+        known = spec.final[-1:] or [nothing]
+        entering += [*known, *spec.drafts, *[nothing] * width][:width]
+        places += [(row, spec.t - 1 + i) for i in range(width)]
+        end = (spec.t + spec.width) * c
+        edges.append((spec.t * c, min(end, length)))
     states = hook.states(places, engine.states([thought.ids for thought in entering]))
     starts, ends = on_device(edges, X.device).T[:, :, None]  # [B, 1] each
     positions = starts + torch.arange(width * c, device=X.device)  # [B, width * c]
     real = positions < ends
-    numbers = torch.arange(len(rows), device=X.device)[:, None]
-    x = X[numbers, positions.clamp(max=L - 1)]
-    x = x + states.view_as(x)
+    rows = torch.arange(len(specs), device=X.device)[:, None]
+    x = X[rows, positions.clamp(max=L - 1)]  # [B, width * c, E]
+    S = states.view_as(x)
     frame = engine.frame(positions.where(real, reading.cache.trash), reading.cache)
-    h = engine.middle(x, frame)
+    h = engine.middle(x + S, frame)
     # Chunks that were wrong are run, and written, again.
-    H[numbers, positions.where(real, L)] = h
+    H[rows, positions.where(real, L)] = h
     return h.unflatten(1, (width, c))
 
 
 def think_ahead(
     engine: Engine,
     reading: Reading,
-    rows: Sequence[Speculation],
+    specs: Sequence[Speculation],
     h: Tensor,  # [B, width, c, E]
     limit: int | None,
     draft: str,
@@ -291,47 +291,47 @@ def think_ahead(
     def said(pairs: Sequence[tuple[int, int]], limit: int | None) -> list[Thought]:
         if not pairs:
             return []
-        numbers, places = on_device(pairs, h.device).T
-        at = [(number, rows[number].t + i) for number, i in pairs]
-        return think(engine, h[numbers, places], at, limit, hook)
+        rows, columns = on_device(pairs, h.device).T
+        places = [(row, specs[row].t + i) for row, i in pairs]
+        return thoughts_after(engine, h[rows, columns], places, limit, hook)
 
-    pairs = [
-        (number, i)
-        for number, (row, length) in enumerate(zip(rows, reading.lengths))
-        for i in range(min(length // c - row.t, row.width))
+    pairs = [  # (row, number within the round) of each complete chunk
+        (row, i)
+        for row, (spec, length) in enumerate(zip(specs, reading.lengths))
+        for i in range(min(length // c - spec.t, spec.width))
     ]
-    found: list[list[Thought]] = [[] for _ in rows]
+    found: list[list[Thought]] = [[] for _ in specs]
     wanted: list[tuple[int, int]] = []
-    for (number, i), thought in zip(pairs, said(pairs, 1)):
-        thoughts = found[number]
+    for (row, i), thought in zip(pairs, said(pairs, 1)):
+        thoughts = found[row]
         if draft == "trivial" and thoughts and not thoughts[-1].trivial:
             continue
         thoughts.append(thought)
         if not thought.trivial:
-            wanted.append((number, i))
-    for (number, i), thought in zip(wanted, said(wanted, limit)):
-        found[number][i] = thought
+            wanted.append((row, i))
+    for (row, i), thought in zip(wanted, said(wanted, limit)):
+        found[row][i] = thought
     return found
 
 
-# -- what is drafted, and how far ahead: choices that the paper does not have ----------------------
+# -- what is drafted, and how far ahead: the paper's choice, and what goes beyond it ---------------
 
 # What the next round expects of the thoughts not yet known, given what this one found after the
 # first mismatch; filled up with trivial ones.
-# - trivial: nothing. Exactly |R| + 1 rounds, the paper's algorithm.
+# - trivial: nothing. The paper's algorithm: exactly |R| + 1 rounds without a lookahead.
 # - carry: the same again, a fixed-point iteration. Exact too, and fewer rounds where thoughts
 #   depend on the text more than on one another; but not bounded, for a draft made under a wrong
 #   state can be worse than none.
 DRAFTS = {"trivial": lambda found: [], "carry": lambda found: found}
 
 
-def next_lookahead(row: Speculation, right: int, found: Sequence[Thought]) -> int:
-    """How far ahead to speculate next.
+def next_lookahead(spec: Speculation, right: int, found: Sequence[Thought]) -> int:
+    """How far ahead to speculate next, after a round that found these thoughts (not in the paper).
 
     Twice as far after a round that was all right and ended in a trivial thought, half as far after
     a miss: so a text whose chunks nearly all think costs about what sequential reading costs.
     """
-    if right < row.width:
-        return max(1, row.lookahead // 2)
+    if right < spec.width:
+        return max(1, spec.lookahead // 2)
     quiet = len(found) == right and found[-1].trivial
-    return row.lookahead * 2 if quiet else row.lookahead
+    return spec.lookahead * 2 if quiet else spec.lookahead
