@@ -146,12 +146,12 @@ def decode(
     left = [config.max_new_tokens] * len(tokens)
     active = list(range(len(tokens)))
 
-    def tell(active: list[int], tokens: list[int]) -> Generator[tuple[int, Event], None, list[int]]:
-        """Yields each active row's newest token; returns the rows that go on."""
-        for row in active:
+    def tell(rows: list[int], newest: list[int]) -> Generator[tuple[int, Event], None, list[int]]:
+        """Yields the newest token of each of `rows`; returns those that go on."""
+        for row in rows:
             left[row] -= 1
-            yield row, tokens[row]
-        return [row for row in active if tokens[row] not in stops and left[row] > 0]
+            yield row, newest[row]
+        return [row for row in rows if newest[row] not in stops and left[row] > 0]
 
     while active:
         active = yield from tell(active, tokens)
@@ -220,12 +220,11 @@ def generate_ids(
             listen(row, event)
         if isinstance(event, int):
             answers[row].append(event)
-    return results(engine, prompts, config, reading, answers)
+    return results(engine, config, reading, answers)
 
 
 def results(
     engine: Engine,
-    prompts: Sequence[Sequence[int]],
     config: GenerationConfig,
     reading: Reading,
     answers: Sequence[list[int]],
@@ -233,8 +232,8 @@ def results(
     """What each row gave, from all that was thought and said."""
     found, stops = [], config.stops(engine)
     for row, thoughts in enumerate(reading.thoughts):
-        chunks = -(-len(prompts[row]) // engine.config.chunk_size)  # K
-        entering = thoughts[: chunks - 1]  # those that a chunk of the prompt has read
+        K = sum(reading.accepted[row])
+        entering = thoughts[: K - 1]  # those that a chunk of the prompt has read
         found.append(
             GenerationResult(
                 ids=answers[row],
@@ -258,8 +257,8 @@ def generate(
 ) -> list[GenerationResult]:
     """Answers for `prompts` (texts), with the texts of answer and thoughts filled in.
 
-    options: the fields of `GenerationConfig`, max_new_tokens, prefill and hook (an `Intervention`)
-    among them, and `listen` of `generate_ids`.
+    tokenizer: that of `load`. options: the fields of `GenerationConfig`, max_new_tokens, prefill
+    and hook (an `Intervention`) among them, and `listen` of `generate_ids`, whose errors it raises.
     """
     if isinstance(prompts, str):
         raise ValueError(f"prompts is one text; give a list of texts: [{prompts[:40]!r}].")
