@@ -14,9 +14,9 @@ The folders beside it are the rest: checkpoint (files), tasks, methods, training
 cli; and fast, which does what these files define, faster. Every fast thing is tested against its
 definition here.
 
-One chunk's way through the layers, n of them, with the usual choices L_in = 1, L_out = n - 1:
+One chunk's way through the layers, with the paper's L_in (1) and L_out (all layers but the last):
 
-    tokens of chunk k ──> embedding ──> layer 1 ─X─(+)─> layers 2 … n-1 ─H──┬──> layer n ──> logits
+    tokens of chunk k ──> embedding ──> layer 1 ─X─(+)─> layers between ─H──┬──> last one ─> logits
                                                     ^                       v
                                                     S   c vectors           T   "heads" EOS = Z
                                                     └── C <── the thought before: chunk k-1
@@ -26,13 +26,14 @@ Dimensions, one letter each, in every shape:
     B rows · L tokens of a row · P slots of the cache
     Q query heads · G key/value heads · D head size
     E hidden size (the paper's d) · V vocabulary · K chunks of a row · c tokens a chunk
-    n tokens of a thought · N any number of chunks or thoughts · R non-trivial thoughts
+    n tokens of a thought · N any number of things · R non-trivial thoughts of a batch
 
-The paper's letters: M the backbone, T and C the blocks, X, H and S what the drawing shows, Z a
-thought, L_in and L_out layers, L_LM and L_T losses.
+The paper's letters: M the backbone, T and C the blocks, X, S and H (its H^out) what the drawing
+shows, X + S its X̃, Z a thought, Z* and S* gold ones, |R| the non-trivial thoughts that chunks of a
+prompt read, L_in and L_out layers, L_LM and L_T losses. It counts chunks from 1, the code from 0.
 
-H, S and log-probabilities: read what was generated once more as a training would, under its own
-thoughts, which gives the same vectors. Prompts may have any lengths.
+H, S and log-probabilities of what was generated: a training pass under its own thoughts gives the
+same vectors. Prompts may have any lengths.
 
     model, tokenizer = load("minits/assets/parity")
     found = generate(model, tokenizer, prompts)  # hook=…, an Intervention: think something else
@@ -45,9 +46,9 @@ thoughts, which gives the same vectors. Prompts may have any lengths.
 To try another thing of one's own:
 
 - T or C from other weights: `ThinkingStates.copy_blocks`, the one place where they start.
-- Another C: `compress` and `last_outputs` (thinking.py). Of the two, the fast twins call the second
-  alone: so `teacher_forced` of fast/flat_batch.py, which is what trains, and on CUDA `compress` of
-  fast/engine.py, too.
+- Another C: `compress` and `last_outputs` (thinking.py). The second serves the fast twins, too; the
+  first stands once more in fast/flat_batch.py's `teacher_forced`, which is what trains, and in
+  fast/engine.py (CUDA).
 - States added elsewhere: X + S in prefill.py (two places), in `read_tokens` and `teacher_forced`;
   then fast/flat_batch.py's `teacher_forced` and fast/engine.py's `middle` and `read_tokens`.
 - Another loss or other rows: a method (methods/method.py).

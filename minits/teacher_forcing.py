@@ -49,7 +49,10 @@ class Losses:
 
 
 def collate(rows: Sequence[Row], model: ThinkingStates) -> Batch:
-    """The batch of `rows`, on the model's device."""
+    """The batch of `rows`, on the model's device.
+
+    Answer and closing EOS are supervised: over which tokens L_LM is taken the paper does not say.
+    """
     c, pad_id, device = model.config.chunk_size, model.config.pad_id, model.device
     K = max(-(-(len(row.ids) - 1) // c) for row in rows)
     n = max([c, *(len(thought) for row in rows for thought in row.thoughts)])
@@ -75,7 +78,10 @@ def gold_states(model: ThinkingStates, batch: Batch) -> Tensor:
 def teacher_forced(
     model: ThinkingStates, batch: Batch, cache: KVCache | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(H, final normed vectors), both [B, L, E]; fills `cache` if one is given."""
+    """(H, final normed vectors), both [B, L, E], from X + S* (equation 5).
+
+    Fills `cache` if one is given.
+    """
     frame = model.frame(in_order(*batch.ids.shape, batch.ids.device), cache)
     X = model.lower(batch.ids, frame)
     S = gold_states(model, batch) if model.thinks else 0.0
@@ -111,9 +117,9 @@ def losses(model: ThinkingStates, batch: Batch) -> Losses:
 
 
 def loss(found: Losses, w: float = 1.0) -> Tensor:
-    """L = L_LM + w L_T. Each is a mean over its tokens, so that w does not depend on length.
+    """L = L_LM + w L_T (equation 6): means over tokens, so that w does not depend on length.
 
-    The paper writes a sum over chunks.
+    The paper writes a sum over chunks, and no w.
     """
     L_LM = found.lm / found.lm_tokens.clamp(min=1)
     L_T = found.thought / found.thought_tokens.clamp(min=1)

@@ -80,60 +80,6 @@ class ThinkingConfig:
         return Thought([self.thought_end])
 
 
-class Engine(Protocol):
-    """What reading and answering call on a model.
-
-    `ThinkingStates` is the definition; fast/engine.py does the same at full speed.
-    """
-
-    config: ThinkingConfig
-    backbone: Qwen2ForCausalLM
-    thinks: bool  # whether T and C exist
-    device: torch.device
-
-    def new_cache(self, rows: int, slots: int) -> KVCache:
-        """An empty cache of the backbone for `rows` rows of up to `slots` tokens."""
-
-    def frame(self, positions: Tensor, cache: KVCache | None) -> Any:
-        """What a pass over tokens at `positions` [B, L], slots of the cache, needs to know."""
-
-    def lower(self, x: Tensor, frame: Any) -> Tensor:
-        """X: ids [B, L] or embeddings [B, L, E] after layer L_in [B, L, E]. Reads no state."""
-
-    def middle(self, x: Tensor, frame: Any) -> Tensor:
-        """H: X + S [B, L, E] after layer L_out [B, L, E] (equations 1 and 2)."""
-
-    def upper(self, h: Tensor, frame: Any) -> Tensor:
-        """H [B, L, E] -> final normed vectors [B, L, E], ready for the unembedding."""
-
-    def next_ids(self, out: Tensor) -> Tensor:
-        """The ids [...] that follow final normed vectors [..., E], greedily."""
-
-    def think(self, h: Tensor, limit: int, scripts: Scripts = ()) -> list[Thought]:
-        """Z of N chunks, h [N, c, E] (equation 3), greedily, of at most `limit` tokens and EOS.
-
-        T goes on from the ids of `scripts` as if they were its own.
-        """
-
-    def states(self, thoughts: Sequence[Sequence[int]]) -> Tensor:
-        """S [N, c, E] after N thoughts, EOS included (equation 4); exactly 0 after trivial ones."""
-
-    def read_tokens(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        state: Tensor,
-        open_h: Tensor,
-        cache: KVCache,
-        steps: int,
-    ) -> Tensor:
-        """Reads one token of each row and picks the next, `steps` times: the picked ids [steps, B].
-
-        tokens, positions: [B]; rows at the trash slot stay there. state: [B, c, E] of the chunk
-        that each row is in, which must not end before the last step; open_h: [B, c, E] takes its H.
-        """
-
-
 class ThinkingBlock(nn.Module):
     """T: one decoder layer, its own final norm and unembedding. The embedding is the backbone's."""
 
@@ -166,8 +112,62 @@ class CompressionBlock(nn.Module):
         return self.layer(x, frame)
 
 
+class Engine(Protocol):
+    """What reading and answering call on a model.
+
+    `ThinkingStates` is the definition; fast/engine.py does the same at full speed.
+    """
+
+    config: ThinkingConfig
+    backbone: Qwen2ForCausalLM
+    thinks: bool  # whether T and C exist
+    device: torch.device
+
+    def new_cache(self, rows: int, slots: int) -> KVCache:
+        """An empty cache of the backbone for `rows` rows of up to `slots` tokens."""
+
+    def frame(self, positions: Tensor, cache: KVCache | None) -> Any:
+        """What a pass over tokens at `positions` [B, L], slots of the cache, needs to know."""
+
+    def lower(self, x: Tensor, frame: Any) -> Tensor:
+        """X: ids [B, L] or embeddings [B, L, E] after layer L_in [B, L, E]. Reads no state."""
+
+    def middle(self, x: Tensor, frame: Any) -> Tensor:
+        """H: X + S (equation 1), added by the caller, after layer L_out (equation 2), [B, L, E]."""
+
+    def upper(self, h: Tensor, frame: Any) -> Tensor:
+        """H [B, L, E] -> final normed vectors [B, L, E], ready for the unembedding."""
+
+    def next_ids(self, out: Tensor) -> Tensor:
+        """The ids [...] that follow final normed vectors [..., E], greedily."""
+
+    def think(self, h: Tensor, limit: int, scripts: Scripts = ()) -> list[Thought]:
+        """Z of N chunks, h [N, c, E] (equation 3), greedily, of at most `limit` tokens and EOS.
+
+        T goes on from the ids of `scripts` as if they were its own.
+        """
+
+    def states(self, thoughts: Sequence[Sequence[int]]) -> Tensor:
+        """S [N, c, E] after N thoughts, EOS included (equation 4); exactly 0 after trivial ones."""
+
+    def read_tokens(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        state: Tensor,
+        open_h: Tensor,
+        cache: KVCache,
+        steps: int,
+    ) -> Tensor:
+        """Reads one token of each row and picks the next, `steps` times: the picked ids [steps, B].
+
+        tokens, positions: [B]; rows at the trash slot stay there. state: [B, c, E] of the chunk
+        that each row is in, which must not end before the last step; open_h: [B, c, E] takes its H.
+        """
+
+
 class ThinkingStates(nn.Module):
-    """A backbone with T and C. Without them (`thinks` is False) it is plain Qwen2.5."""
+    """A backbone with T and C; plain Qwen2.5 without. `Engine` says what its methods do."""
 
     def __init__(
         self, backbone: Qwen2ForCausalLM, config: ThinkingConfig, *, thinks: bool = True
