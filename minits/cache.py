@@ -74,6 +74,7 @@ class KVCache:
 class DifferentiableKVCache(KVCache):
     """The same, for gradients through several passes: `k` and `v` are lists, a tensor a layer.
 
+    Thinking States needs no such gradients; Coconut (methods/coconut.py) does.
     Writing in place would destroy what the backward pass of an earlier read needs, so each write
     makes a new tensor.
     """

@@ -111,9 +111,9 @@ class Frame:
         keys = torch.arange(self.span, device=self.positions.device)
         return self.full & (keys > self.positions[:, :, None] - self.window)[:, None]
 
-    def project(self, layer: Attention, x: Tensor) -> Sequence[Tensor]:
+    def project(self, attention: Attention, x: Tensor) -> Sequence[Tensor]:
         """Queries, keys and values of x [B, L, E]: [B, L, heads * D] each."""
-        return layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)
+        return attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotates queries or keys [B, heads, L, D] by the angles of their positions."""

@@ -31,6 +31,7 @@ def check_settings(config: Any, spell: Callable[[str], str] = str) -> Any:
         name, hint = spell(each.name), hints[each.name]
         kinds = get_args(hint) or (hint,)
         whole = type(value) is int and float in kinds  # does for a float
+        # Fields that are no `setting` (a hook, say) have no text; they may hold anything.
         if "text" in about and type(value) not in kinds and not whole:
             raise ValueError(f"{name} is {value!r}, which is no value for it.")
         if value is None:

@@ -8,7 +8,8 @@ text. Example, c = 4, a token a word:
 
     The coin is heads.<T> Alice flips it.<T> Bob waits.<T>      steps: heads, tails, tails
     [The coin is heads.]   [Alice flips it. Bob]   [waits.]
-     thought: heads EOS     thought: tails EOS      never complete: this step has no target
+     thought: heads EOS     thought: tails EOS      tails EOS, if the answer completes the chunk;
+                                                    else the step has no target
 """
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from typing import Protocol
 from minits.thinking import ThinkingConfig
 
 MARKER = "<T>"
-OVERFLOW_SEPARATOR = ";"  # between steps that are left over at the end of the prompt
+OVERFLOW_SEPARATOR = ";"  # before steps that are left over at the prompt's end; our choice
 
 
 class Tokenizer(Protocol):
@@ -51,7 +52,7 @@ class Example:
     prompt: str
     steps: tuple[Step, ...]
     answer: str
-    # Values of the answer: (the character where one starts, the number of the step that gives it).
+    # Values of the answer: (the character where one starts, the index of the step that gives it).
     values: tuple[tuple[int, int], ...] = ()
     size: int = 0  # how much work it is, in the task's own unit; batches are balanced by it
     name: str = ""  # where it was read, for errors; "": it is known by its number
@@ -66,8 +67,8 @@ class Row:
     prompt_length: int  # tokens
     # One for each chunk that is complete once all but the last token are read; EOS included.
     thoughts: list[list[int]]
-    # Of each step, where there are thoughts: its chunk, and the place of its last token in that
-    # chunk's thought.
+    # Of each step: its chunk, and the place of its last token in that chunk's thought. Empty for
+    # methods without thoughts.
     ends: tuple[tuple[int, int], ...] = ()
     name: str = ""
 

@@ -161,12 +161,12 @@ class FoldedFrame(Frame):
             near = seen & (places > places[:, None] - config.sliding_window)
             self.sliding = near.repeat(1, folds, 1)[:, None]
 
-    def project(self, layer: Attention, x: Tensor) -> Sequence[Tensor]:
+    def project(self, attention: Attention, x: Tensor) -> Sequence[Tensor]:
         """As `Frame.project`, in one product: those of k and v alone are too small to fill a card.
 
         Seven products a layer cost 5 % of a step of 3,584 tokens (0.5B on an H200).
         """
-        three = layer.q_proj, layer.k_proj, layer.v_proj
+        three = attention.q_proj, attention.k_proj, attention.v_proj
         weight, bias = (torch.cat([getattr(p, name) for p in three]) for name in ("weight", "bias"))
         return F.linear(x, weight, bias).split([len(p.weight) for p in three], dim=-1)
 
