@@ -17,7 +17,7 @@ LOGIT_SLICE = 4096
 
 
 def cross_entropy_sum(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Summed cross-entropy (nats) of hidden [M, E] @ weight.T [E, V] against labels [M].
+    """Summed cross-entropy (nats) of hidden [N, E] @ weight.T [E, V] against labels [N].
 
     `IGNORED` ones count nothing.
     """
@@ -59,7 +59,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(summed cross-entropy, its gradient by the logits [M, V]); may overwrite the logits."""
+    """(summed cross-entropy, its gradient by the logits [N, V]); may overwrite the logits."""
     if logits.is_cuda and logits.dtype != torch.float64 and find_spec("triton"):
         # One pass to read, one to write; the plain lines below take a dozen.
         from minits.fast.kernels import cross_entropy

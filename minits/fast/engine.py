@@ -156,7 +156,7 @@ class FastEngine:
         (N, c, _), end, rows = h.shape, self.config.thought_end, bucket(len(h))
         cache = self.new_cache(rows, c + limit, layers=1)
         like = torch.empty(2, rows, dtype=torch.long, device=self.device)
-        tokens, positions = self.static("think", cache, *like)
+        tokens, positions = self.static("think", cache, *like)  # [rows] each
 
         def begin(h: Tensor) -> Tensor:
             return self.say(h, in_order(rows, c, h.device).contiguous(), cache)
@@ -238,9 +238,9 @@ class FastEngine:
             x = model.model.embed_tokens(tokens)  # [B, E]
             for i in range(len(self.layers) + 1):
                 if i == config.inject_after:
-                    x += state[rows, places]
+                    x += state[rows, places]  # X + S
                 if i == config.extract_after:
-                    open_h[rows, places] = x
+                    open_h[rows, places] = x  # H
                 if i < len(self.layers):
                     self.layers[i].run(x, frame, cache.k[i], cache.v[i])
             tokens.copy_(self.next_ids(model.model.norm(x)))

@@ -2,7 +2,7 @@
 
 The dense batch has a place for every thought of every chunk, most of them empty, and logits at
 every position. Here rows may hold several samples, index tensors name the few places that matter,
-and T runs apart over the chunks whose thought is trivial, which are the most.
+and T runs apart over the chunks whose thought is trivial, which most are.
 Three samples of 5, 3 and 6 tokens in chunks of 4, packed into rows of 12 (`|` between chunks):
 
     ids        a b c d | e . . . | p q r .        flat position = row * L + place in the row
@@ -134,8 +134,8 @@ class FoldedFrame(Frame):
     """The frame of a pass over tokens that see one another in the order of their row.
 
     Its masks are [B or 1, 1, Q/G * L, L]: the Q/G query heads of a group read the same keys, and
-    folded into the time axis they need no copy of them; and attention kernels take such masks that
-    know neither groups nor a mask a head.
+    folded into the time axis they need no copy of them, and kernels will do that know neither
+    groups nor a mask a head.
     """
 
     def __init__(
@@ -225,6 +225,7 @@ def teacher_forced(
         states = model.last_outputs(out, batch.lengths) * (batch.state_at >= 0)[:, None, None]
         chunks = x.reshape(-1, config.chunk_size, x.shape[-1])  # [B * K, c, E]
         at = batch.state_at.clamp(min=0)
+        # X + S* (equation 5), for all other states are 0.
         x = chunks.index_add(0, at, states.to(x.dtype)).view_as(x)
     h = backbone.run_layers(x, range(config.inject_after, config.extract_after), frame)
     return h, backbone.run_layers(h, range(config.extract_after, len(backbone.model.layers)), frame)

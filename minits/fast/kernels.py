@@ -59,14 +59,14 @@ def silu_times(gate_up, out, size, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def matvec(
-    x,  # [K]
-    norm,  # [K]: weight of the RMSNorm that x goes through first
-    weight,  # [size, K]; gated: [2 * size, K], gates above ups
+    x,  # [width]
+    norm,  # [width]: weight of the RMSNorm that x goes through first
+    weight,  # [size, width]; gated: [2 * size, width], gates above ups
     bias,  # [size]
     residual,  # [size], added
     out,  # [size]
     size,
-    K,
+    width,
     eps,
     NORM: tl.constexpr,  # whether there is a norm, a bias, …
     BIAS: tl.constexpr,
@@ -78,20 +78,20 @@ def matvec(
 ):
     """ROWS entries of weight @ x, for one token: bound by reading the weights once.
 
-    Every program norms x again: K numbers, all in the processor's cache.
+    Every program norms x again: width numbers, all in the processor's cache.
     """
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     valid = row < size
     squares = tl.zeros([BLOCK], WIDE)
-    sums = tl.zeros([ROWS, BLOCK], WIDE)  # added up along K at the very end
+    sums = tl.zeros([ROWS, BLOCK], WIDE)  # added up along width at the very end
     up_sums = tl.zeros([ROWS, BLOCK], WIDE)
-    for start in range(0, K, BLOCK):
+    for start in range(0, width, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        inside = k < K
+        inside = k < width
         both = valid[:, None] & inside[None, :]
-        tile = tl.load(weight + row[:, None] * K + k[None, :], both, 0.0)
+        tile = tl.load(weight + row[:, None] * width + k[None, :], both, 0.0)
         if GATED:
-            up_tile = tl.load(weight + (size + row)[:, None] * K + k[None, :], both, 0.0)
+            up_tile = tl.load(weight + (size + row)[:, None] * width + k[None, :], both, 0.0)
         part = tl.load(x + k, inside, 0.0).to(WIDE)
         if NORM:
             squares += part * part
@@ -101,7 +101,7 @@ def matvec(
             up_sums += up_tile.to(WIDE) * part[None, :]
     total, ups = tl.sum(sums, axis=1), tl.sum(up_sums, axis=1)
     if NORM:
-        scale = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / K + eps)
+        scale = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / width + eps)
         total, ups = total * scale, ups * scale
     if BIAS:
         total += tl.load(bias + row, valid, 0.0).to(WIDE)
@@ -182,7 +182,7 @@ def decode_attention(
 
 @triton.jit
 def cross_entropy(logits, labels, losses, V, BLOCK: tl.constexpr):
-    """One row of logits [M, V]: its loss, and the gradient in the logits' place.
+    """One row of logits [N, V]: its loss, and the gradient in the logits' place.
 
     A negative label counts nothing.
     """

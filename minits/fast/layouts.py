@@ -98,10 +98,10 @@ def lay_out(
     if layout == "rows":
         places = [(row, 0) for row in range(len(spans))]
         return sizes.width(max(spans), chunk_size), len(spans), places
-    own = max(*spans, round_up(row_tokens, chunk_size))
-    room = sizes.room(own)
+    needed = max(*spans, round_up(row_tokens, chunk_size))
+    room = sizes.room(needed)
     width = sizes.width(room, chunk_size)
     # What shares a long row is what is trained: a function of these samples, not of those before.
-    places = first_fit(spans, room if layout == "pack" else own)
+    places = first_fit(spans, room if layout == "pack" else needed)
     rows = 1 + max(row for row, _ in places)
     return width, sizes.size(width, "rows", rows, step=1), places

@@ -1,4 +1,4 @@
-"""A decoder layer for inference on CUDA: five kernels for one token a row, nine for more.
+"""A decoder layer for inference on CUDA: five kernels for a single token, about ten for more.
 
 The layer in qwen.py is the definition. Needs triton.
 """
@@ -75,25 +75,25 @@ class PackedLayer:
 
     def product(
         self,
-        x: Tensor,  # [M, K]
-        weight: Tensor,  # [size, K]; gated: gates above ups
+        x: Tensor,  # [N, width]
+        weight: Tensor,  # [size, width]; gated: [2 * size, width], gates above ups
         *,
         norm: nn.Module | None = None,  # applied to x first
         bias: Tensor | None = None,
         gated: bool = False,  # silu(gate) * up
         into: Tensor | None = None,  # the product is added to it
     ) -> Tensor:
-        """norm(x) @ weight.T and what belongs to it: one kernel for M = 1, cuBLAS else."""
-        (M, K), size = x.shape, len(weight) // 2 if gated else len(weight)
-        out = x.new_empty(M, size) if into is None else into
-        if M == 1:
+        """norm(x) @ weight.T and what belongs to it: one kernel for N = 1, cuBLAS else."""
+        (N, width), size = x.shape, len(weight) // 2 if gated else len(weight)
+        out = x.new_empty(N, size) if into is None else into
+        if N == 1:
             rows = 2 if size < 2048 else 4
             grid = (triton.cdiv(size, rows),)
-            block = min(triton.next_power_of_2(K), 1024)
+            block = min(triton.next_power_of_2(width), 1024)
             # A tensor that is not used must be something all the same: x stands in for it.
             matvec[grid](
                 x, norm.weight if norm else x, weight, x if bias is None else bias, out, out,
-                size, K, norm.eps if norm else 0.0, norm is not None, bias is not None,
+                size, width, norm.eps if norm else 0.0, norm is not None, bias is not None,
                 into is not None, gated, rows, block, self.wide, num_warps=4,
             )
             return out
@@ -103,7 +103,7 @@ class PackedLayer:
             return into.addmm_(x, weight.T)
         if not gated:
             return torch.addmm(bias, x, weight.T)
-        silu_times[(M, triton.cdiv(size, 1024))](x @ weight.T, out, size, 1024, self.wide)
+        silu_times[(N, triton.cdiv(size, 1024))](x @ weight.T, out, size, 1024, self.wide)
         return out
 
     def attend(self, qkv: Tensor, frame: StepFrame, k: Tensor, v: Tensor) -> Tensor:
