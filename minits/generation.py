@@ -52,7 +52,7 @@ class GenerationConfig:
     eos_ids: Sequence[int] | None = None  # ids that end an answer; None: the model's own
     think: bool = True  # False: plain Qwen2.5, no thought anywhere
     think_while_decoding: bool = True  # False: no thought after chunks with generated tokens
-    hook: Intervention = NOTHING
+    hook: Intervention = NOTHING  # what T is made to say, what is read for a state
     window: int | None = None  # what `lookahead` was called; this name will go
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ def decode(
             yield row, thought
     thinks = config.think and config.think_while_decoding and engine.thinks
     tokens = engine.next_ids(reading.out).tolist()  # [B] picked, not yet read
-    left = [config.max_new_tokens] * len(tokens)
+    left = [config.max_new_tokens] * len(tokens)  # that each row may still give
     active = list(range(len(tokens)))
 
     def tell(rows: list[int], newest: list[int]) -> Generator[tuple[int, Event], None, list[int]]:
@@ -180,7 +180,7 @@ def decode(
             places = [(row, len(reading.thoughts[row])) for row in complete]
             h = reading.open_h[on_device(complete, device)]
             thoughts = thoughts_after(engine, h, places, config.max_thought_tokens, config.hook)
-            reading.take_in(engine, complete, thoughts, config.hook)
+            reading.add_thoughts(engine, complete, thoughts, config.hook)
             yield from zip(complete, thoughts)
         elif complete:
             reading.state[on_device(complete, device)] = 0.0
@@ -232,7 +232,7 @@ def results(
     """What each row gave, from all that was thought and said."""
     found, stops = [], config.stops(engine)
     for row, thoughts in enumerate(reading.thoughts):
-        K = sum(reading.accepted[row])
+        K = sum(reading.accepted[row])  # every chunk of the prompt became final once
         entering = thoughts[: K - 1]  # those that a chunk of the prompt has read
         found.append(
             GenerationResult(

@@ -76,10 +76,10 @@ class Reading:
         ends = on_device(self.lengths, self.state.device)[:, None]
         return positions.where(positions < ends, self.cache.trash)
 
-    def take_in(
+    def add_thoughts(
         self, engine: Engine, rows: list[int], thoughts: Sequence[Thought], hook: Intervention
     ) -> None:
-        """Each of `rows` has had its thought; its next chunk reads the state that follows."""
+        """A thought more for each of `rows`, whose next chunk reads the state after it."""
         places = [(row, len(self.thoughts[row])) for row in rows]
         states = hook.states(places, engine.states([thought.ids for thought in thoughts]))
         self.state[on_device(rows, self.state.device)] = states
@@ -139,7 +139,7 @@ def prefill_sequential(
             h = H[on_device(complete, H.device)]
             places = [(row, k) for row in complete]
             thoughts = thoughts_after(engine, h, places, limit, hook)
-            reading.take_in(engine, complete, thoughts, hook)
+            reading.add_thoughts(engine, complete, thoughts, hook)
     return reading
 
 
@@ -236,7 +236,7 @@ def prefill_speculative(
     for row in thinking:
         reading.thoughts[row] = specs[row].final[:-1]
     if thinking:
-        reading.take_in(engine, thinking, [specs[row].final[-1] for row in thinking], hook)
+        reading.add_thoughts(engine, thinking, [specs[row].final[-1] for row in thinking], hook)
     return reading
 
 

@@ -42,17 +42,14 @@ class Batch:
 class Losses:
     """Summed cross-entropies (nats), and the numbers of tokens that they are over."""
 
-    lm: Tensor  # of answer tokens, closing EOS included
+    lm: Tensor  # of answer tokens, closing EOS included; the paper does not say of which tokens
     thought: Tensor  # of thought tokens, EOS of trivial ones included
     lm_tokens: Tensor
     thought_tokens: Tensor
 
 
 def collate(rows: Sequence[Row], model: ThinkingStates) -> Batch:
-    """The batch of `rows`, on the model's device.
-
-    Answer and closing EOS are supervised: over which tokens L_LM is taken the paper does not say.
-    """
+    """The batch of `rows`, on the model's device."""
     c, pad_id, device = model.config.chunk_size, model.config.pad_id, model.device
     K = max(-(-(len(row.ids) - 1) // c) for row in rows)
     n = max([c, *(len(thought) for row in rows for thought in row.thoughts)])
@@ -78,10 +75,7 @@ def gold_states(model: ThinkingStates, batch: Batch) -> Tensor:
 def teacher_forced(
     model: ThinkingStates, batch: Batch, cache: KVCache | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(H, final normed vectors), both [B, L, E], from X + S* (equation 5).
-
-    Fills `cache` if one is given.
-    """
+    """(H, final normed vectors), [B, L, E] each, over X + S* (equation 5); fills a given cache."""
     frame = model.frame(in_order(*batch.ids.shape, batch.ids.device), cache)
     X = model.lower(batch.ids, frame)
     S = gold_states(model, batch) if model.thinks else 0.0

@@ -98,10 +98,7 @@ class ThinkingBlock(nn.Module):
 
 
 class CompressionBlock(nn.Module):
-    """C: one causal decoder layer over the thought's embeddings.
-
-    The paper's pooling, which takes the last c outputs, is `ThinkingStates.last_outputs`.
-    """
+    """C: one causal decoder layer over the thought's embeddings. `last_outputs` is its pooling."""
 
     def __init__(self, config: QwenConfig) -> None:
         super().__init__()
@@ -177,7 +174,8 @@ class ThinkingStates(nn.Module):
         self.backbone = backbone
         self.thinking_block = ThinkingBlock(backbone.config) if thinks else None
         self.compression_block = CompressionBlock(backbone.config) if thinks else None
-        # The vocabulary is padded for speed. Ids that the tokenizer lacks are never emitted.
+        # The vocabulary is padded for speed. Ids that the tokenizer lacks are never emitted; what
+        # loads or makes a model marks them here.
         blocked = torch.zeros(backbone.config.vocab_size, dtype=torch.bool)
         self.register_buffer("blocked", blocked, persistent=False)
 
@@ -192,10 +190,7 @@ class ThinkingStates(nn.Module):
         return self.backbone.model.embed_tokens.weight.device
 
     def copy_blocks(self) -> None:
-        """T and C start as independent copies of parts of the backbone (paper, appendix A.1).
-
-        Of T's norm the paper says nothing. The unembedding was trained on normed vectors.
-        """
+        """T and C start as copies of parts of the backbone (appendix A.1, which has no T.norm)."""
         model, T, C = self.backbone.model, self.thinking_block, self.compression_block
         pairs = [
             (T.layer, model.layers[-1]),
@@ -239,6 +234,7 @@ class ThinkingStates(nn.Module):
     def think(self, h: Tensor, limit: int, scripts: Scripts = ()) -> list[Thought]:
         (N, c, _), end = h.shape, self.config.thought_end
         cache = self.backbone.new_cache(N, c + limit, layers=1)
+        # T reads H at positions 0 … c - 1, and behind it the tokens that it has said.
         x, positions = h, in_order(N, c, h.device)
         said: list[list[int]] = [[] for _ in range(N)]
         while len(said[0]) < limit and not all(end in ids for ids in said):
