@@ -17,7 +17,7 @@ from minits.methods import METHODS, Method, make_method
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import Engine
 from minits.training.recipe import resolve_device
-from minits.training.run_folder import read_run
+from minits.training.run_folder import kept_options, read_run
 
 RUNS = Path("runs")
 SHIPPED = ASSETS / "parity"
@@ -117,7 +117,8 @@ def trained_task(folder: Path, about: Json, name: str | None = None) -> Task:
         settings, task, _ = read_run(folder)
         if settings.task == name:
             return task
-    options = kept_options(TASKS, name, about) if about.get("task") == name else {}
+    theirs = name in TASKS and about.get("task") == name
+    options = kept_options(TASKS[name], about) if theirs else {}
     try:
         return make_task(name, spell=str, **options)
     except ValueError as error:
@@ -132,13 +133,7 @@ def trained_method(folder: Path, about: Json) -> Method:
     if (folder / "run.json").exists():
         return read_run(folder).method
     name = about.get("method", "thinking") if about else "no-cot"
-    return make_method(name, **kept_options(METHODS, name, about))
-
-
-def kept_options(table: dict[str, Any], name: str, about: Json) -> Json:
-    """The options of the task or method called `name` that went into thinking.json."""
-    kept = table[name].kept if name in table else ()
-    return {option: about[option] for option in kept if option in about}
+    return make_method(name, **(kept_options(METHODS[name], about) if name in METHODS else {}))
 
 
 def say_limit(about: Json, limit: int | None) -> None:

@@ -42,6 +42,7 @@ class Gsm(Rows):
     )
 
     name: ClassVar = "gsm"
+    kept: ClassVar = (*Rows.kept, "align")
     bucket: ClassVar = 1
     recipes: ClassVar = Rows.recipes | {
         ("*", "real"): {

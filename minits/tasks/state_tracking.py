@@ -29,7 +29,6 @@ class StateTracking(Task):
     splits: ClassVar = ("train", "id", "ood")
     unit: ClassVar = "operations"
     bucket: ClassVar = 20
-    kept: ClassVar = ("max_ops",)
 
     def check(self) -> None:
         if self.min_ops > self.max_ops:

@@ -41,7 +41,8 @@ class Task(Protocol):
     recipes: ClassVar[dict[tuple[str, str], Json]] = USUAL
 
     paths: ClassVar[tuple[str, ...]] = ()  # options that name files
-    kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
+    # Options that go with a checkpoint, in thinking.json; None: all of them.
+    kept: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod
     def recipe(cls, method: str, kind: str) -> Json:

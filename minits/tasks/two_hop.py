@@ -84,6 +84,7 @@ class TwoHop(Rows):
 
     name: ClassVar = "two-hop"
     unit: ClassVar = "hops"
+    kept: ClassVar = (*Rows.kept, "steps_shown", "step_after")
     paths: ClassVar = (*FILES, *REGIMES.values())
     recipes: ClassVar = Rows.recipes | {
         ("*", "real"): {  # facts taught, 0.5B: 1e-4 was worse on valid, but for No-CoT

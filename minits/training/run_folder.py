@@ -31,7 +31,7 @@ from minits.checkpoint.files import (
 )
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about, write_model
-from minits.methods import METHODS, make_method
+from minits.methods import METHODS, Method, make_method
 from minits.settings import check_settings, flag
 from minits.tasks import TASKS, Task, make_task
 from minits.thinking import ThinkingStates
@@ -57,8 +57,14 @@ def origin(plan: Plan) -> Json:
     settings, task, method = plan
     about = {"method": settings.method, "task": settings.task, "base_model": settings.model}
     for kind in (task, method):
-        about |= {name: getattr(kind, name) for name in kind.kept}
+        about |= kept_options(kind, asdict(kind))
     return about | {"seed": settings.seed}
+
+
+def kept_options(kind: Task | Method | type, options: Json) -> Json:
+    """Those of a task's or method's options that go into thinking.json."""
+    kept = names_of(kind) if kind.kept is None else kind.kept
+    return {name: value for name, value in options.items() if name in kept}
 
 
 def unused(folder: Path) -> Path:
@@ -217,7 +223,7 @@ def check_agreement(
     wrong = [
         f"{name} {about.get(name)!r} in thinking.json, {value!r}"
         for name, value in said.items()
-        if about.get(name) != value
+        if about.get(name, value) != value
     ]
     # Files may lie elsewhere: `check_sources` knows them by their content.
     harmless = {*HARMLESS, DATA_FILES, *task.sources()}

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from cli_helpers import call, result
 
 from minits.cli import bench
-from minits.cli.models import SHIPPED
+from minits.cli.models import SHIPPED, trained_task
 from minits.lab import bench_answers
+from minits.tasks.gsm import Gsm
 from minits.tasks.rows import files_in
+from minits.tasks.two_hop import TwoHop
+from minits.training.run_folder import kept_options
 
 QUICK = "--steps 2 --batch-size 4 --max-thought-tokens 8 --warmup 1 --device cpu".split()
 SUFFIX = "Say it now."
@@ -63,6 +67,14 @@ def test_a_checkpoint_alone_knows_the_text_too(inside):
     (checkpoint,) = (inside / "thinking" / "checkpoints").iterdir()
     _, out, _ = call("infer", "--model", str(checkpoint), "Tom has 3 pens.", "--device", "cpu")
     assert "Tom has 3 pens. Say it now.  ->" in out
+
+
+@pytest.mark.parametrize(
+    "task", [Gsm(align="given"), TwoHop(steps_shown="both", step_after="subject")]
+)
+def test_a_checkpoint_alone_knows_what_its_gold_thoughts_are(task, inside):
+    about = {"task": task.name} | kept_options(task, asdict(task))
+    assert trained_task(Path("no-run"), about) == task
 
 
 def test_files_may_be_named_with_a_blank_behind_the_comma(inside):

@@ -18,6 +18,7 @@ from cli_helpers import EVAL, FAST, PROMPT, QUICK, ROOT, SHORT, TRAIN, call, res
 
 from minits import generate, load
 from minits.checkpoint.files import locked
+from minits.checkpoint.weights import read_about
 from minits.cli import train
 from minits.cli.main import make_parser
 from minits.cli.models import trained_task
@@ -127,6 +128,10 @@ def test_a_run_of_vars_is_shown_with_its_own_options_and_evaluated_on_another_ta
     short = ["--samples", "2", "--max-ops", "3", "--max-thought-tokens", "4"]
     assert call("eval", "parity", "--run", "two", *short)[0] == 0
     assert trained_task(empty / "two", {"task": "vars"}).variables == 2
+    # A checkpoint alone says so, too: of other examples its accuracy would be another.
+    (checkpoint,) = (empty / "two" / "checkpoints").iterdir()
+    alone = trained_task(checkpoint, read_about(checkpoint))
+    assert alone == trained_task(empty / "two", {"task": "vars"})
 
 
 # -- one training at a time, and what a run was trained with ---------------------------------------

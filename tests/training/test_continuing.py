@@ -160,6 +160,16 @@ def test_a_checkpoint_that_is_not_of_this_training_is_refused(name, three_steps,
     assert words in str(caught.value) and "train parity --model" in str(caught.value)
 
 
+def test_a_checkpoint_that_says_less_of_its_task_is_continued(three_steps, tmp_path):
+    """Older versions wrote max_ops alone."""
+    shutil.copytree(three_steps, tmp_path / "run")
+    file = at(tmp_path / "run") / "thinking.json"
+    about = json.loads(file.read_text())
+    del about["min_ops"], about["eval_max_ops"]
+    file.write_text(json.dumps(about))
+    assert begin(tmp_path / "run", steps=3).done == 3
+
+
 @pytest.mark.parametrize(
     "change", [{"lr": 0.5}, {"warmup": 0}, {"batch_size": 3}, {"seed": 1}, {"max_ops": 4}], ids=str
 )
