@@ -45,10 +45,10 @@ same vectors. Prompts may have any lengths.
 
 To try another thing of one's own:
 
-- T or C from other weights: `ThinkingStates.copy_blocks`, the one place where they start.
-- Another C: `compress` and `last_outputs` (thinking.py). The second serves the fast twins, too; the
-  first stands once more in fast/flat_batch.py's `teacher_forced`, which is what trains, and in
-  fast/engine.py (CUDA).
+- T or C from other weights, or with more: `ThinkingStates.copy_blocks`, where they start.
+- Another C: `CompressionBlock` where it needs no lengths; `last_outputs`; `compress` (thinking.py),
+  which stands once more in fast/flat_batch.py's `teacher_forced`, which is what trains. On CUDA
+  fast/engine.py's `compress` runs C's layer by itself, and calls `last_outputs`.
 - States added elsewhere: X + S in prefill.py (two places), in `read_tokens` and `teacher_forced`;
   then fast/flat_batch.py's `teacher_forced` and fast/engine.py's `middle` and `read_tokens`.
 - Another loss or other rows: a method (methods/method.py).

@@ -165,8 +165,7 @@ def read_checkpoint(
         if thinks and about:
             load_exactly(blocks_of(model), {folder / "thinking.safetensors": None}, dtype, device)
         elif thinks:
-            blocks_of(model).to_empty(device=device).to(dtype)
-            model.copy_blocks()
+            copy_blocks(model, dtype, device)
     model.blocked = blocked_ids(tokenizer, qwen.vocab_size).to(device)
     return Checkpoint(model.eval(), tokenizer, about)
 
@@ -195,6 +194,21 @@ def choose(
                 "it out, or train again with the value you want."
             )
     return choices
+
+
+def copy_blocks(model: ThinkingStates, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Makes T and C, from the meta device, copies of layers of the backbone.
+
+    Raises ValueError naming what of them is no copy: it would hold whatever was in memory.
+    """
+    blocks = blocks_of(model).to_empty(device=device).to(dtype)
+    for each in blocks.parameters():
+        each.data.view(-1)[0] = torch.nan  # one place is enough, and takes no time
+    model.copy_blocks()
+    if left := [name for name, each in blocks.named_parameters() if each.view(-1)[0].isnan()]:
+        raise ValueError(
+            f"{', '.join(left)}: copy_blocks (minits/thinking.py) gives it no value; fill it there."
+        )
 
 
 def blocks_of(model: ThinkingStates) -> nn.ModuleDict:

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from huggingface_hub import errors
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from minits import generate_ids, load, save
 from minits.checkpoint import tensor_files
@@ -29,7 +30,7 @@ from minits.checkpoint.tensor_files import open_tensors
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import load_checkpoint
 from minits.cli.models import trained_task
-from minits.thinking import ThinkingStates
+from minits.thinking import CompressionBlock, ThinkingStates
 from strategies import half, Shape, fresh, shapes, write_checkpoint, write_tokenizer
 
 SHAPE = Shape(layers=2, vocab=260)  # 256 bytes, <|endoftext|> = 256, 3 rows of padding
@@ -545,6 +546,30 @@ def test_an_index_that_names_no_shards_is_an_error_that_names_it(tmp_path, index
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises((ValueError, FileNotFoundError), match="model.safetensors.index.json"):
         load(tmp_path)
+
+
+def test_a_parameter_of_t_or_c_that_is_no_copy_is_named_and_not_left_to_chance(
+    tmp_path, monkeypatch
+):
+    """As someone's own C may have one, a gate of its state; a tiny model begins with the 1."""
+    made, copied = CompressionBlock.__init__, ThinkingStates.copy_blocks
+
+    def gated(self, config):
+        made(self, config)
+        self.gate = nn.Parameter(torch.ones(()))
+
+    def filled(self):
+        copied(self)
+        self.compression_block.gate.data.fill_(0.5)
+
+    monkeypatch.setattr(CompressionBlock, "__init__", gated)
+    plain = write_checkpoint(tmp_path / "plain", SHAPE)
+    with pytest.raises(
+        ValueError, match="^compression_block.gate: copy_blocks .* gives it no value"
+    ):
+        load(plain)
+    monkeypatch.setattr(ThinkingStates, "copy_blocks", filled)
+    assert load(plain)[0].compression_block.gate == 0.5
 
 
 @pytest.mark.parametrize("name", ["thinking.safetensors", "thinking.json"])
