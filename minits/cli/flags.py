@@ -2,7 +2,7 @@
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, is_dataclass
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -132,7 +132,8 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
     """The options of all tasks or methods in `table`, each flag once, under those who have it."""
     owners: dict[str, list[str]] = {}
     for name, each in table.items():
-        for option in fields(each):
+        # One that is no dataclass yet must not stop the others; who names it is told.
+        for option in fields(each) if is_dataclass(each) else ():
             owners.setdefault(option.name, []).append(name)
     for names in dict.fromkeys(map(tuple, owners.values())):
         group = parser.add_argument_group(f"options of the {kind} {', '.join(names)}")

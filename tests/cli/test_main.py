@@ -17,6 +17,7 @@ from minits.cli.main import COMMANDS, make_parser, one_line, with_flags
 from minits.generation import GenerationConfig
 from minits.methods import METHODS
 from minits.tasks import TASKS
+from minits.tasks.task import Task
 from minits.training.recipe import TrainSettings
 
 # The dataclasses whose fields are the flags of a command.
@@ -174,3 +175,17 @@ def test_a_flag_that_a_command_lacks_is_not_named():
 def test_a_long_message_keeps_its_two_ends():
     assert one_line("a" * 1000) == "a" * 1000
     assert one_line("a" * 900 + "b" * 900) == "a" * 500 + " … 800 characters … " + "b" * 500
+
+
+@pytest.mark.parametrize("command", ["train", "data", "eval"])
+def test_a_task_that_is_no_dataclass_yet_is_told_in_one_line_and_stops_no_other(
+    command, monkeypatch
+):
+    class Plain(Task):
+        name, splits = "plain", ("train", "test")
+
+    monkeypatch.setitem(TASKS, "plain", Plain)
+    status, _, err = call(command, "plain")
+    assert status == 2 and err.startswith(f"run.py {command}: task plain: Plain is no dataclass")
+    assert len(err.splitlines()) == 1
+    assert call("data", "parity")[0] == 0

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from minits.checkpoint.tiny import LETTERS, tiny_tokenizer
 from minits.supervision import Example, render_marked
 from minits.tasks import TASKS, make_task
+from minits.tasks.parity import Parity
 from minits.tasks.state_tracking import StateTracking
 from minits.tasks.answers import extract_answer
 from minits.tasks.task import Task
@@ -303,6 +304,13 @@ def test_a_task_of_ones_own_must_be_a_dataclass_for_its_data_are_seeded_with_its
         make_task("plain")
     monkeypatch.setitem(TASKS, "plain", dataclass(frozen=True)(Plain))
     assert make_task("plain").example("train", 7, 0).size == 7
+
+    class Derived(Parity):  # the parent's fields would pass for its own
+        coins: int = 2
+
+    monkeypatch.setitem(TASKS, "derived", Derived)
+    with pytest.raises(ValueError, match=r"Derived is no dataclass.*frozen=True"):
+        make_task("derived")
 
 
 def test_a_state_tracking_task_of_ones_own_only_draws(monkeypatch):
