@@ -89,7 +89,8 @@ class Tokenizer:
             raise ValueError(
                 f"the word {printable(repr(text[at:end]))} is not in this small vocabulary, where "
                 f"a space belongs to the word after it: {printable(words, 800)}. Use these words, "
-                "or name another model (--model, --run)."
+                "or name another model (--model, --run); a task of one's own gives the tiny one "
+                "its words in `texts`."
             )
         before = self.start_ids if start else []
         return [*before, *encoded.ids], [(0, 0)] * len(before) + encoded.offsets

@@ -63,7 +63,7 @@ class Method(Protocol):
         example: Example,
         tokenizer: Tokenizer,
         config: ThinkingConfig,
-        name: str = "row",  # in errors
+        name: str = "row",  # in errors; in training another for every sample of an endless split
         stage: int = -1,  # -1: the last one, as in evaluation
     ) -> Row:
         """The example as it is trained on in that stage. Raises ValueError naming the row."""

@@ -1,7 +1,8 @@
 """Tasks: where examples come from, in splits, and how answers are scored. `TASKS` is the table.
 
 A task of one's own is one file: a frozen dataclass that derives from `Task` (or from
-`StateTracking`, as Parity and Vars do), and a line in `TASKS`.
+`StateTracking`, as Parity and Vars do), and a line in `TASKS`. Where the tiny model lacks its words
+it has `texts`, too.
 """
 from collections.abc import Callable, Iterable
 from dataclasses import fields
