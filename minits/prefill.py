@@ -23,8 +23,8 @@ class Intervention:
 
     For measuring, for ablations, for "what if". This one changes nothing; derive from it. A place
     is (row, chunk): the thought after that chunk, and the state that follows from it. Speculation
-    asks about drafts, too, and about chunk -1, the 0 that the first chunk reads; and more than once
-    about a place: the last time is the one that counts.
+    asks about drafts, too, and more than once about a place: the last time is the one that counts.
+    It alone asks about chunk -1, the 0 that the first chunk reads, and about padding: leave those.
     """
 
     def thought(self, row: int, chunk: int) -> Sequence[int] | None:
