@@ -6,7 +6,7 @@ import contextlib
 import io
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import run
@@ -17,6 +17,7 @@ from minits.cli.main import COMMANDS, make_parser, one_line, with_flags
 from minits.generation import GenerationConfig
 from minits.methods import METHODS
 from minits.tasks import TASKS
+from minits.tasks.parity import Parity
 from minits.tasks.task import Task
 from minits.training.recipe import TrainSettings
 
@@ -175,6 +176,20 @@ def test_a_flag_that_a_command_lacks_is_not_named():
 def test_a_long_message_keeps_its_two_ends():
     assert one_line("a" * 1000) == "a" * 1000
     assert one_line("a" * 900 + "b" * 900) == "a" * 500 + " … 800 characters … " + "b" * 500
+
+
+def test_a_task_whose_answers_lack_its_opening_trains_nobody(monkeypatch, tmp_path):
+    @dataclass(frozen=True)
+    class Bare(Parity):
+        name, opening = "bare", "Answer:"
+
+        def draw(self, rng, operations):
+            return replace(super().draw(rng, operations), answer="heads.")
+
+    monkeypatch.setitem(TASKS, "bare", Bare)
+    status, _, err = call("train", "bare", "--steps", 1, "--out", tmp_path / "run")
+    assert status == 2 and "the answer 'heads.' does not begin with the task's opening" in err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("command", ["train", "data", "eval"])
