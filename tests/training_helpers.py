@@ -81,7 +81,7 @@ def train_step(training: Training, rows: list[Row]) -> dict[str, Any]:
 
 def step_on(shape: Shape, rows: list[Row], **changes: Any) -> tuple[Training, dict[str, Any]]:
     """A float64 model of `shape` after one unclipped step on `rows`, and the step's metrics."""
-    chosen = settings(warmup=0, clip=1e12, **changes)
+    chosen = settings(warmup=0, clip=1e12, row_tokens=1, **changes)
     plan = Plan(chosen, make_task("parity"), make_method("thinking"))
     training = Training(plan, Path(), fresh(shape).train(), tiny_tokenizer())
     return training, train_step(training, rows)

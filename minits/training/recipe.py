@@ -92,7 +92,11 @@ class TrainSettings(Machine):
         256, "tokens a row, for pack and long_rows", least=1, most=10**6, free=True
     )
     accumulate: int = setting(
-        1, "parts that a step's samples are split into, to save memory", least=1, free=True
+        1,
+        "parts that a step's samples are split into, to save memory; of rows with one sample, "
+        "fewer where they are shorter than 256 tokens",
+        least=1,
+        free=True,
     )
     lr: float | None = setting(
         None, "peak learning rate of AdamW; default: by recipe", above=0, most=1e30

@@ -4,6 +4,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import ceil
 
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -120,18 +121,24 @@ class SampleStream(Dataset):
         return row
 
     def parts(self, rows: list[Row]) -> list[FlatBatch]:
-        """A step's samples in `accumulate` batches; for a card in pinned memory.
+        """A step's samples in at most `accumulate` batches; for a card in pinned memory.
 
         They are dealt out in turn: samples that come by length so make parts of nearly always the
-        same width, and few graphs are captured.
+        same width, and few graphs are captured. With one sample a row, short ones need less memory,
+        so fewer parts: a step of Coconut on 128 rows of 96 tokens (0.5B, an H200, compiled) takes
+        138 ms in one part, 181 in two.
         """
-        count = min(self.settings.accumulate, len(rows))  # of several processes each has a share
+        settings = self.settings
+        count = min(settings.accumulate, len(rows))  # of several processes each has a share
+        if settings.layout == "rows":
+            longest = max(len(row.ids) for row in rows)
+            count = min(count, ceil(settings.accumulate * longest / settings.row_tokens))
         parts = [
             self.method.collate(
                 rows[i::count],
                 self.config,
-                layout=self.settings.layout,
-                row_tokens=self.settings.row_tokens,
+                layout=settings.layout,
+                row_tokens=settings.row_tokens,
                 sizes=self.sizes,
             )
             for i in range(count)

@@ -18,15 +18,20 @@ from minits.checkpoint.weights import load
 
 @pytest.mark.parametrize(
     "flags",
-    ["--batch-size 7 --accumulate 3", "--batch-size 6 --accumulate 2 --chunk-size 64"],
+    [
+        "--layout pack --batch-size 7 --accumulate 3",
+        "--layout pack --batch-size 6 --accumulate 2 --chunk-size 64",
+        "--layout rows --batch-size 12 --accumulate 12",
+    ],
     ids=[
         "as many parts on one rank as on the other, or not",
         "hardly a thought, in some parts and on some rank none",
+        "rows of one sample, as many parts as they are long",
     ],
 )
 def test_two_processes_take_the_steps_of_one(flags, tmp_path, capsys, processes):
     flags += " --steps 5 --max-ops 9 --eval-max-ops 9 --eval-samples 2 --warmup 0 --device cpu"
-    flags += " --layout pack --max-thought-tokens 99"
+    flags += " --max-thought-tokens 99"
     one, two = (tmp_path / name for name in ("one", "two"))
     command = ["train", "parity", *flags.split(), "--out"]
     assert command_line.main([*command, str(one)]) == 0

@@ -99,7 +99,7 @@ def uninterrupted(tmp_path_factory) -> dict[int, tuple[dict, list[dict]]]:
     found = {}
     for accumulate in (1, 2):
         folder = tmp_path_factory.mktemp("whole")
-        training = begin(folder, accumulate=accumulate)
+        training = begin(folder, accumulate=accumulate, row_tokens=1)
         assert train(training, silent)
         found[accumulate] = snapshot(training), metrics_of(folder)
     return found
@@ -117,11 +117,11 @@ def no_collection(monkeypatch) -> None:
 def test_interrupted_and_resumed_run_is_the_uninterrupted_one_bit_for_bit(
     step, accumulate, tmp_path, uninterrupted
 ):
-    training = begin(tmp_path, accumulate=accumulate)
+    training = begin(tmp_path, accumulate=accumulate, row_tokens=1)
     press_ctrl_c(training, step)
     assert train(training, silent) is False
     assert checkpoints_in(tmp_path) == [f"step-{step:06d}"]
-    resumed = begin(tmp_path, accumulate=accumulate)
+    resumed = begin(tmp_path, accumulate=accumulate, row_tokens=1)
     assert resumed.done == step
     assert_same_bits(snapshot(resumed), snapshot(training))
     assert train(resumed, silent) is True

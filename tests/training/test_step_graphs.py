@@ -50,8 +50,8 @@ def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(
     layout, accumulate, tmp_path, monkeypatch
 ):
     pretend_card(monkeypatch)
-    options = {"layout": layout, "row_tokens": 64, "steps": 16, "accumulate": accumulate}
-    options["batch_size"] = 5
+    options = {"layout": layout, "steps": 16, "accumulate": accumulate, "batch_size": 5}
+    options["row_tokens"] = 36 if layout == "rows" else 64  # shorter rows make fewer parts
     plain, graphed = (begin(tmp_path / name, **options) for name in ("plain", "graphed"))
     use_graphs(graphed)
     graphed.stream.sizes = BucketedSizes()
@@ -61,7 +61,8 @@ def test_steps_through_graphs_are_the_plain_steps_whatever_shapes_come(
         assert train_step(graphed, rows) == pytest.approx(expected, rel=1e-3, abs=1e-6)
     captured = graphed.optimizer_step.graphs.captured
     assert len(captured) > 1 if layout == "rows" else len(captured) == 1
-    assert {len(widths) for widths in captured} == {accumulate}
+    parts = {len(widths) for widths in captured}
+    assert parts == ({2, 3} if layout == "rows" and accumulate == 3 else {accumulate})
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -75,6 +75,23 @@ def test_processes_share_a_step_about_evenly_and_without_overlap(layout, tmp_pat
         assert max(operations) - min(operations) <= 2
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("n", [3, 4])  # samples; a process may have fewer than parts were asked for
+def test_only_short_rows_of_one_sample_make_fewer_parts_than_asked_for(layout, n, tmp_path):
+    training = begin(tmp_path, layout=layout, accumulate=4, row_tokens=64, max_ops=5)
+    counts = set()
+    for step in range(16):
+        rows = training.stream.rows(step)[:n]
+        parts = training.stream.parts(rows)
+        longest = max(len(row.ids) for row in rows)
+        due = -(-4 * longest // 64) if layout == "rows" else 4
+        assert len(parts) == min(due, n)
+        answers = sum(len(row.ids) - row.prompt_length for row in rows)
+        assert sum(part.counts[0] for part in parts) == answers
+        counts.add(len(parts))
+    assert len(counts) > 1 if layout == "rows" else counts == {n}
+
+
 def test_baselines_differ_only_in_the_steps_written_before_the_answer(tmp_path):
     samples = [stream_of(tmp_path / method, method=method).rows(0) for method in ("no-cot", "cot")]
     for plain, chain in zip(*samples):
