@@ -224,11 +224,12 @@ def check_training(training: Training, note: Log) -> None:
             "--keep-best: nothing is evaluated before the end, so there is nothing to choose from; "
             "leave it out, or give --eval-every STEPS."
         )
-    answer = training.stream.example(0).answer
-    if not answer.startswith(task.opening.strip()):
+    example = training.stream.example(0)
+    # What has no steps, as two-hop's facts, needs no opening.
+    if example.steps and not example.answer.startswith(task.opening.strip()):
         raise ValueError(
-            f"task {task.name}: the answer {printable(repr(answer))} does not begin with the "
-            f"task's opening {task.opening!r}, by which it is told from steps; put it there."
+            f"task {task.name}: the answer {printable(repr(example.answer))} does not begin with "
+            f"the task's opening {task.opening!r}, by which it is told from steps; put it there."
         )
     check_overlap(task)
     first = training.stream.pool(0)

@@ -109,6 +109,12 @@ def test_the_record_of_a_run_fills_its_cell_of_the_report(inside):
     assert all(f"(`{name}`)" in found["two-hop"] for name in names.values())
 
 
+def test_a_training_may_begin_with_a_fact_whose_answer_has_no_opening(inside, tmp_path):
+    how = [*QUICK, "--fact-repeats", "9", "--out", tmp_path / "run"]  # so nearly all are facts
+    status, _, err = call("train", "two-hop", *FILES, *FULL, *how)
+    assert status == 0, err
+
+
 def test_untaught_facts_are_what_the_run_was_trained_with(inside):
     assert json.loads((inside / "thinking" / "run.json").read_text())["fact_thoughts"] == "untaught"
 
