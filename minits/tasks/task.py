@@ -41,7 +41,7 @@ class Task(Protocol):
     recipes: ClassVar[dict[tuple[str, str], Json]] = USUAL
 
     paths: ClassVar[tuple[str, ...]] = ()  # options that name files
-    # Options that go with a checkpoint, in thinking.json; None: all of them.
+    # Options that go with a checkpoint, in thinking.json; None: all but paths.
     kept: ClassVar[tuple[str, ...] | None] = None
 
     @classmethod

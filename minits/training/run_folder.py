@@ -63,7 +63,7 @@ def origin(plan: Plan) -> Json:
 
 def kept_options(kind: Task | Method | type, options: Json) -> Json:
     """Those of a task's or method's options that go into thinking.json."""
-    kept = names_of(kind) if kind.kept is None else kind.kept
+    kept = names_of(kind) - {*kind.paths} if kind.kept is None else kind.kept
     return {name: value for name, value in options.items() if name in kept}
 
 

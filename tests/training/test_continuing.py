@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tracemalloc
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,11 @@ from training_helpers import (
 from minits.checkpoint.weights import load
 from minits.methods import make_method
 from minits.tasks import make_task
+from minits.tasks.parity import Parity
 from minits.training import loop, session
 from minits.training.loop import TrainingError
 from minits.training.recipe import Plan, TrainSettings, resolve
+from minits.training.run_folder import kept_options
 from minits.training.session import run_training, set_up
 
 # -- more steps, other types -----------------------------------------------------------------------
@@ -168,6 +170,17 @@ def test_a_checkpoint_that_says_less_of_its_task_is_continued(three_steps, tmp_p
     del about["min_ops"], about["eval_max_ops"]
     file.write_text(json.dumps(about))
     assert begin(tmp_path / "run", steps=3).done == 3
+
+
+def test_where_files_lie_does_not_go_with_a_checkpoint():
+    """A resume may find them elsewhere."""
+
+    @dataclass(frozen=True)
+    class Told(Parity):
+        file: str = "names.txt"
+        paths = ("file",)
+
+    assert kept_options(Told(), asdict(Told())) == asdict(Parity())
 
 
 @pytest.mark.parametrize(
