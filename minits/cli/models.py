@@ -14,7 +14,7 @@ from minits.checkpoint.weights import CHOICES, load_checkpoint
 from minits.cli.flags import note
 from minits.fast.accelerate import accelerate
 from minits.methods import METHODS, Method, make_method
-from minits.tasks import TASKS, Task, make_task
+from minits.tasks import TASKS, Task, check_options, make_task
 from minits.thinking import Engine
 from minits.training.recipe import resolve_device
 from minits.training.run_folder import kept_options, read_run
@@ -117,8 +117,8 @@ def trained_task(folder: Path, about: Json, name: str | None = None) -> Task:
         settings, task, _ = read_run(folder)
         if settings.task == name:
             return task
-    theirs = name in TASKS and about.get("task") == name
-    options = kept_options(TASKS[name], about) if theirs else {}
+    check_options(name)
+    options = kept_options(TASKS[name], about) if about.get("task") == name else {}
     try:
         return make_task(name, spell=str, **options)
     except ValueError as error:

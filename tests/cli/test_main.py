@@ -7,6 +7,7 @@ import io
 import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import pytest
 import run
@@ -14,6 +15,7 @@ from cli_helpers import INFER, PROMPT, ROOT, call
 
 from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.main import COMMANDS, make_parser, one_line, with_flags
+from minits.cli.models import trained_task
 from minits.generation import GenerationConfig
 from minits.methods import METHODS
 from minits.tasks import TASKS
@@ -204,3 +206,5 @@ def test_a_task_that_is_no_dataclass_yet_is_told_in_one_line_and_stops_no_other(
     assert status == 2 and err.startswith(f"run.py {command}: task plain: Plain is no dataclass")
     assert len(err.splitlines()) == 1
     assert call("data", "parity")[0] == 0
+    with pytest.raises(ValueError, match="Plain is no dataclass"):  # trained before, alone
+        trained_task(Path("checkpoint"), {"task": "plain"})
