@@ -55,7 +55,7 @@ class CoT(NoCoT):
     title: ClassVar = "CoT"
 
     def check(self, task: Task) -> None:
-        if not task.opening:
+        if not task.opening.strip():
             raise ValueError(
                 f"--method {self.name}: {task.name} has no words that its answers begin with, so "
                 "they cannot be told from the chain of thought before them. Give --opening."

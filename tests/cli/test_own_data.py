@@ -169,6 +169,7 @@ REFUSED = {
     "overlap": ([*TRAIN, "--valid", "train.jsonl"], "train.jsonl, line 1 asks what"),
     "bad line": ([*TRAIN, "--test", "bad.jsonl"], "bad.jsonl, line 1: no JSON"),
     "CoT without an opening": ([*TRAIN, "--method", "cot", "--opening", ""], "Give --opening"),
+    "CoT with a blank opening": ([*TRAIN, "--method", "cot", "--opening", " "], "Give --opening"),
     "data of no file": (["data", "rows"], "no --train FILE"),
     "data beyond the file": (
         ["data", "rows", "--train", "train.jsonl", "--index", "32"],
