@@ -118,8 +118,9 @@ def schedule(steps: int, evaluations: int = 2, **more: Any) -> Settings:
     return {"steps": steps, "eval_every": steps // evaluations} | more
 
 
-# Of Coconut and its control. On GSM 128 rows at once would need more memory than a card of 139 GiB
-# has: two parts take 59 GB, and 109 while a graph is captured beside others (`tried.jsonl`).
+# Of Coconut and its control. On GSM 128 long rows at once would need more memory than a card of 139
+# GiB has: two parts, then of all rows, took 59 GB, and 109 while a graph was captured beside others
+# (`tried.jsonl`).
 LATENT_SCHEDULES = (
     schedule(2000, stage_samples=36_000, accumulate=2),
     schedule(750, stage_samples=11_000),
