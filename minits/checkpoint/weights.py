@@ -165,7 +165,7 @@ def read_checkpoint(
         if thinks and about:
             load_exactly(blocks_of(model), {folder / "thinking.safetensors": None}, dtype, device)
         elif thinks:
-            copy_blocks(model, dtype, device)
+            start_blocks(model, dtype, device)
     model.blocked = blocked_ids(tokenizer, qwen.vocab_size).to(device)
     return Checkpoint(model.eval(), tokenizer, about)
 
@@ -196,7 +196,7 @@ def choose(
     return choices
 
 
-def copy_blocks(model: ThinkingStates, dtype: torch.dtype, device: str | torch.device) -> None:
+def start_blocks(model: ThinkingStates, dtype: torch.dtype, device: str | torch.device) -> None:
     """Makes T and C, from the meta device, copies of layers of the backbone.
 
     Raises ValueError naming what of them is no copy: it would hold whatever was in memory.

@@ -132,7 +132,7 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
     """The options of all tasks or methods in `table`, each flag once, under those who have it."""
     owners: dict[str, list[str]] = {}
     for name, each in table.items():
-        # One that is no dataclass yet must not stop the others; who names it is told.
+        # A task that is no dataclass yet must not stop the others: `check_options` tells of it.
         for option in fields(each) if is_dataclass(each) else ():
             owners.setdefault(option.name, []).append(name)
     for names in dict.fromkeys(map(tuple, owners.values())):
