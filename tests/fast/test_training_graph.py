@@ -193,9 +193,10 @@ def test_an_outgrown_graph_is_gone_before_the_next_one_is_warmed_up(layout, tmp_
 def test_parts_of_a_step_take_turns_in_the_memory_of_its_graph(tmp_path):
     held = {}
     for parts in (1, 8):
-        options = PACKED | {"layout": "rows", "accumulate": parts, "steps": 8}
+        options = PACKED | {"layout": "rows", "accumulate": parts, "batch_size": 8, "steps": 8}
+        options |= {"row_tokens": 1}  # so in parts, short as rows are
         training = begin(tmp_path / str(parts), **options)
-        train_step(training, training.stream.rows(0) * 32)
+        train_step(training, training.stream.rows(0) * 16)
         held[parts] = memory_of(training.optimizer_step.graphs.pool)
     assert held[8] <= held[1] / 2  # the gradients, too, lie there
 
