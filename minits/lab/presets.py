@@ -139,7 +139,7 @@ LINES = {
     "icot": TableLine(
         "iCoT, token by token",
         REMOVAL | {"removal": "tokens"},
-        schedule(11_400, 6, stage_samples=8_000),
+        schedule(11_400, 6, stage_samples=8_000, lr=1e-5),
         # The longest chain has 19 tokens; one goes every eighth of an epoch, facts counted in.
         schedule(1200, 4, remove_all_at=20, stage_samples=1_400),
     ),

@@ -124,20 +124,22 @@ def cell_in_full(name: str, book: Book) -> list[str]:
 
 
 def differences(name: str, cells: Sequence[Cell]) -> Iterator[str]:
-    """How far every method lies from CoT and from No-CoT, the first two cells, a line each."""
+    """Of cells that begin with CoT, No-CoT and Thinking States: each less the first two, a line
+    each, and Thinking States less every other."""
     if len(cells) < 3:
         return  # none of these presets
-    cot, no_cot, *others = cells
-    pairs = [(no_cot, cot), *((each, base) for each in others for base in (cot, no_cot))]
-    for other, base in pairs:
-        found = other.less(base)
+    cot, no_cot, thinking, *others = cells
+    pairs = [(no_cot, cot), *product((thinking, *others), (cot, no_cot))]
+    pairs += [(thinking, other) for other in others]
+    for one, other in pairs:
+        found = one.less(other)
         if not found:
             continue
-        one, two = (each.preset.title.rpartition(",")[0] for each in (other, base))
-        yield f"{name}: {one} less {two} {interval(found, '+')} points"
-        if METHODS[other.preset.settings["method"]].thinks and base is cot:
-            alone = f"{other.right_alone(cot):.1%} (the paper, GSM: {paper.RIGHT_ALONE:.0%})"
-            yield f"{name}: of the rows that {one} have right {two} has wrong {alone}"
+        first, second = (each.preset.title.rpartition(",")[0] for each in (one, other))
+        yield f"{name}: {first} less {second} {interval(found, '+')} points"
+        if one is thinking and other is cot:
+            alone = f"{one.right_alone(cot):.1%} (the paper, GSM: {paper.RIGHT_ALONE:.0%})"
+            yield f"{name}: of the rows that {first} have right {second} has wrong {alone}"
 
 
 def runs_of(task: str, book: Book, figures: Columns) -> str:
