@@ -200,8 +200,7 @@ def answer_in_order(opened: Opened, way: Way, flags: InferFlags) -> Iterator[Ans
     """Answers in the order of the prompts, each as soon as those before it are there.
 
     Within the next four batches the prompts are sorted by length, so that those of a batch are
-    alike: 1.4 times as fast on 256 prompts of 1 … 60 operations (Parity, a CPU). With --stream they
-    are read one by one, in their own order.
+    alike, which is faster. With --stream they are read one by one, in their own order.
     """
     size = 1 if flags.stream else flags.batch_size or 16
     ahead = 1 if flags.stream else 4 * size

@@ -13,8 +13,7 @@ from minits.tasks.state_tracking import StateTracking
 class Vars(StateTracking):
     """Operations `x=x+y` and `x=x+k`; after each comes a step with the updated variable's value.
 
-    y is another variable than x: a model that was not shown `x=x+x` cannot do it (4 % right, of
-    one with 98 % here). With `self_addition` it is drawn, too.
+    y is another variable than x; with `self_addition` `x=x+x` is drawn, too.
     """
 
     variables: int = setting(3, "number of variables", least=1, most=26)
