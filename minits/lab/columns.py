@@ -48,9 +48,6 @@ def in_paper(cell: Cell) -> str:
     return NONE if cell.preset.paper is None else f"{cell.preset.paper:.2f}"
 
 
-HEADS: Columns = {"run": title, "paper": in_paper}  # the first columns of most tables
-
-
 def distinct(write: Callable[[Record], str]) -> Column:
     """What the runs of a cell give, each thing once."""
     return lambda cell: ", ".join(dict.fromkeys(map(write, cell.runs)))

@@ -56,6 +56,7 @@ RIGHT_ALONE = 0.12
 # What the ablations and the figure of training cost show; the paper prints no table of them.
 LAYERS = "rises with the layer, nearly 20 points from the shallowest to the deepest (1.5B)"
 CHUNKS = "best at c = 8, less beyond; the speed-up grows with c (1.5B)"
+LM_LOSS = "of Parity's and Vars' examples the answer is predicted; of other texts it does not say"
 COST = "Coconut's time is linear in the steps, about 10 times Thinking States' at ten of them"
 
 # Appendix: the rows of GSM8K-Aug that the paper begins with; 375,101 stayed, for which a teacher

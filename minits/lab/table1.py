@@ -2,7 +2,6 @@
 from collections.abc import Iterator, Sequence
 
 from minits.lab.columns import (
-    HEADS,
     NONE,
     NOT_RUN,
     Columns,
@@ -13,6 +12,7 @@ from minits.lab.columns import (
     markdown,
     mean_of,
     table_of,
+    title,
 )
 from minits.lab.presets import PRESETS, TABLES, Preset
 from minits.lab.records import Cell, Record
@@ -20,6 +20,7 @@ from minits.lab.records import Cell, Record
 
 def state_tracking(records: Sequence[Record]) -> str:
     """A line for each run of a preset of Table 1, and for each that was never run."""
+    heads: Columns = {"run": title, "paper": in_paper}
     figures: Columns = {
         "longer [N, 100], %": distinct(lambda run: accuracy_of(run["ood"])),
         "in distribution, %": distinct(lambda run: accuracy_of(run["id"])),
@@ -29,7 +30,7 @@ def state_tracking(records: Sequence[Record]) -> str:
     parts = []
     for heading, beginnings in TABLES.items():
         cells = apart(cells_of(beginnings, records))
-        parts += [f"**{heading}**", table_of(cells, HEADS, figures)]
+        parts += [f"**{heading}**", table_of(cells, heads, figures)]
     return "\n\n".join(parts)
 
 

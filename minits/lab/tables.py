@@ -6,7 +6,6 @@ from statistics import fmean
 from minits.lab import bench_cost, paper
 from minits.lab.bench_answers import WAYS
 from minits.lab.columns import (
-    HEADS,
     NONE,
     NOT_RUN,
     Columns,
@@ -65,7 +64,7 @@ def benchmarks(book: Book) -> str:
         found = [book.cells(beginning, *sizes) for beginning in BENCHMARKS.values()]
         if any(cell.runs for cells in found for cell in cells):
             columns[line.title] = list(map(in_short, found))
-    words = f"% right, at × CoT's speed: {', '.join(WIDTHS)} (the paper: 1.5B); {NONE}: not run"
+    words = f"% right, at × CoT's speed if timed: {', '.join(WIDTHS)} (paper: 1.5B); –: not run"
     return markdown([words, *columns], list(zip(BENCHMARKS, *columns.values())))
 
 
@@ -116,6 +115,7 @@ def cell_in_full(name: str, book: Book) -> list[str]:
     if cell.runs:
         accuracy = interval(cell.accuracy())
         seconds = f"{fmean(run['train_seconds'] for run in cell.runs):.0f} s"
+        seconds += f", {len(cell.runs)} seeds" if len(cell.runs) > 1 else ""
     found = [accuracy, times_over(cell.speed_up()), seconds]
     if cell.preset.paper is not None:
         found[0] += f" ({in_paper(cell)})"
@@ -155,7 +155,8 @@ def runs_of(task: str, book: Book, figures: Columns) -> str:
         if of_task and not elsewhere and run not in placed:
             how = f"{called(settings['method'], settings)} at {settings['lr']:g}, {weights_of(run)}"
             cells.append(Cell(name or "", Preset(how, settings), [run]))
-    return table_of(apart(cells or [Cell("", Preset("all", {}), [])]), HEADS, figures)
+    heads: Columns = {"run": title, "paper (1.5B)": in_paper}
+    return table_of(apart(cells or [Cell("", Preset("all", {}), [])]), heads, figures)
 
 
 def called(method: str, options: Record) -> str:
@@ -222,7 +223,7 @@ def coconut(book: Book) -> str:
     cells = book.cells("gsm/0.5b-coconut", "", *(f"-{n}" for n in paper.COCONUT))
     heads: Columns = {
         "run": title,
-        "paper, %": in_paper,
+        "paper (1.5B), %": in_paper,
         "paper, speed-up": lambda cell: times_over(cell.preset.paper_speed),
     }
     return table_of(cells, heads, TESTED)
@@ -259,7 +260,7 @@ ASKED_FIRST = "question first where it was wrong (the paper: %.2f to %.2f)" % pa
 
 def probes(book: Book) -> str:
     """The small ablations: L_LM on all tokens; and trained weights with something changed."""
-    trained = ablation("lm-loss-", "The paper does not say which tokens L_LM counts.", book)
+    trained = ablation("lm-loss-", f"The paper: {paper.LM_LOSS}", book)
     columns = ["run", "changed", "test, %", "less as it is, points", "n", "machine", "revision"]
     lines = [found for record in book.probes for found in probe(record, book)]
     done = {changed for _, changed, *_ in lines}
@@ -282,7 +283,7 @@ def probe(record: Record, book: Book) -> Iterator[list[str]]:
         before = record["accuracy"]
         mended = (found["of_them_right"] or 0) * found["rows_wrong_before"] / record["n"]
         right = f"{100 * before:.1f} to {100 * (before + mended):.1f}"
-        yield [named, ASKED_FIRST, right, f"on all rows {100 * found['accuracy']:.1f}", *ending]
+        yield [named, ASKED_FIRST, right, f"(on all rows {100 * found['accuracy']:.1f} %)", *ending]
 
 
 def less_as_it_is(record: Record, book: Book) -> Interval | None:
@@ -313,7 +314,7 @@ def answers(book: Book) -> str:
     """
     ways, ends = list(map(way_of_reading, WAYS)), ("path", "machine", "revision")
     heads = ["thinking run", "beside, ms (tokens)", *(f"{way}, ms" for way in ways)]
-    heads += ["`trivial` over the first", *COUNTS, "prompts", *ends]
+    heads += ["`trivial`, × the first beside", *COUNTS, "prompts", *ends]
     lines = []
     for record, found in book.measured("speed_up"):
         run = found[-1]["run"]  # the thinking one comes last
@@ -342,7 +343,7 @@ def cost(book: Book) -> str:
     parts = []
     for record, lines in book.measured("both"):
         found = [in_words(line) for line in record["lines"] if line["what"] == "findings"]
-        words = f"{record['machine']}, {record['revision']}, ms: both passes (each)"
+        words = f"{record['machine']}, {record['revision']}, ms: forward and backward (each)"
         parts += [words, bench_cost.table(lines), "\n".join(found)]
     parts = parts or [f"Ours: {NOT_RUN}."]
     return "\n\n".join([f"The paper: {paper.COST}.", *filter(None, parts)])

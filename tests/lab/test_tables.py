@@ -63,7 +63,7 @@ def test_a_cell_is_the_mean_over_seeds_with_the_papers_figure_beside_it():
     rights = [run["test"]["right"] for run in runs]
     found = line(tables(Book(runs))["methods"], "`gsm/0.5b-thinking`")
     assert found["GSM, %"] == f"{percent(difference(rights, ['0' * N]))} (42.22)"
-    assert found["GSM, training"] == "102 s"
+    assert found["GSM, training"] == "102 s, 2 seeds"
     assert found["2-hop FK, %"] == "not run (54.91)" and found["2-hop PK, speed-up"] == "– (1.23×)"
     alone = line(tables(Book(runs[:1]))["methods"], "`gsm/0.5b-thinking`")["GSM, %"]
     test = runs[0]["test"]
@@ -224,7 +224,7 @@ def test_a_run_on_word_problems_or_two_hop_questions_is_a_line_of_its_table():
     odd["settings"] = odd["settings"] | {"suffix": "Now."}
     found = tables(Book([*runs, odd]))
     gsm = line(found["gsm"], "`gsm/0.5b-thinking`")
-    assert gsm["paper"] == "42.22" and gsm["seed"] == "1" and gsm["training"] == "10 steps, 101 s"
+    assert gsm["paper (1.5B)"] == "42.22" and gsm["seed"] == "1" and gsm["training"] == "10 steps, 101 s"
     assert gsm["first / last result, %"] == "50.0 / 25.0" and gsm["c, text after"] == "4, 19 words"
     assert gsm["answer right if the last is, %"] == "–" and gsm["revision"] == "abc1234"
     assert gsm["machine"] == "a card, runs/some-start"
@@ -252,7 +252,7 @@ def test_evaluations_with_something_changed_stand_beside_the_run():
     right = 100 * (1 - wrong / N)
     found = line(table, "question first where it was wrong")
     assert found["test, %"] == f"{right:.1f} to {right + 50 * wrong / N:.1f}"
-    assert found["less as it is, points"] == "on all rows 25.0"
+    assert found["less as it is, points"] == "(on all rows 25.0 %)"
     assert line(table, "states of another row")["test, %"] == "not run"
     # An evaluation's own seed beside "runs/… (seed 2)" would be read as that of the training.
     assert "seed" not in found
