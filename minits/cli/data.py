@@ -40,7 +40,7 @@ from minits.thinking import ThinkingConfig
 from minits.training.late import is_late, late_share
 from minits.training.recipe import Machine, pop_fields, recipe_of
 from minits.training.run_folder import data_files
-from minits.training.scoring import sharing
+from minits.training.scoring import draw_rows, sharing
 
 DESCRIPTION = "show an example of a task with its chunks, markers and targets"
 
@@ -113,19 +113,14 @@ def run(given: Given) -> tuple[Record, int]:
         raise ValueError(f"--index {flags.index}: there are {size} examples, from 0 on.")
     if flags.out and not counts:
         write_rows(task, split, flags)
-
-    def encode(example: Example, index: int) -> Row:
-        return method.encode(example, tokenizer, config, example.name or f"example {index}")
-
     example = task.sized(flags.ops).example(split, flags.index, flags.seed)
-    row = encode(example, flags.index)
+    row = method.encode(example, tokenizer, config, example.name or f"example {flags.index}")
     show(example, row, tokenizer, c)
-    many = [task.example(split, i, flags.seed) for i in range(min(flags.samples, size))]
-    rows = [encode(each, i) for i, each in enumerate(many)]
-    marks = [is_late(*pair, tokenizer, c) for pair in zip(many, rows)]
-    figures = statistics(rows) | {"late_share": late_share(marks)}
+    pairs = draw_rows(task, method, split, tokenizer, config, seed=flags.seed, n=flags.samples)
+    marks = [is_late(*pair, tokenizer, c) for pair in pairs]
+    figures = statistics([each for _, each in pairs]) | {"late_share": late_share(marks)}
     print(f"{task.title(split)}, {in_words(figures)}")
-    coverage = task.coverage(split, len(many))
+    coverage = task.coverage(split, len(pairs))
     if coverage:
         shares = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in coverage.items())
         print(", ".join(shares))

@@ -16,7 +16,7 @@ from io import StringIO
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ from minits.supervision import Row
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
 from minits.training.recipe import Plan, learning_rate
+from minits.training.run_folder import save_checkpoint
 from minits.training.scoring import (
     Pairs,
     Report,
@@ -82,7 +83,7 @@ class Training:
         self.stage_number = self.stage_of(self.done)
         self.stage_end = self.stage_ends[self.stage_number]
         stage = self.stages[self.stage_number]
-        self.optimizer_step.begin_stage(resets=stage.resets, fresh=stage.fresh)
+        self.optimizer_step.begin_stage(stage)
         self.stream = SampleStream(
             self.plan,
             self.tokenizer,
@@ -92,10 +93,6 @@ class Training:
             sizes=None if stage.fresh or self.stream is None else self.stream.sizes,
         )
 
-    def trained_stage(self) -> int:
-        """The number of the stage of the last step taken; once it is over, not the one begun."""
-        return self.stage_of(max(self.done - 1, 0))
-
     def ends_partial(self) -> bool:
         """Whether the steps so far end a part of a curriculum that is worth an evaluation."""
         stage, *later = self.stages[self.stage_number :]
@@ -104,7 +101,6 @@ class Training:
 
     def save(self) -> None:
         """Writes a checkpoint and drops those that are more than --keep asks for."""
-        settings = self.settings
         state = {
             "optimizer": self.optimizer_step.optimizer.state_dict(),
             "step": self.done,
@@ -112,39 +108,27 @@ class Training:
             "stage": self.stage_number,
             "settings": run_folder.run_json(self.plan),
         }
-        if getattr(torch, settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
+        if getattr(torch, self.settings.save_dtype) != self.model.backbone.lm_head.weight.dtype:
             state["weights"] = self.model.state_dict()  # the files hold them rounded
-        self.write(state, {}, kind="checkpoints", keep=settings.keep)
-
-    def write(self, state: dict[str, Any] | None, about: Json, *, kind: str, keep: int) -> None:
-        """As `save_checkpoint`; about: what else thinking.json is to say."""
-        run_folder.save_checkpoint(
-            self.folder,
-            self.model,
-            self.tokenizer,
-            about | run_folder.origin(self.plan) | {"step": self.done},
-            state,
-            kind=kind,
-            dtype=getattr(torch, self.settings.save_dtype),
-            keep=keep,
-        )
+        about = {"step": self.done}
+        save_checkpoint(self.folder, self.plan, self.model, self.tokenizer, about, state)
 
     def compete(self, accuracy: float) -> str:
         """With --keep-best: keeps the weights if none before were better.
 
         Returns a line about it for the log. What competed before an interruption does not again.
         """
-        settings = self.settings
-        if not settings.keep_best or self.stages[self.trained_stage()].partial:
+        if not self.settings.keep_best:
             return ""
         if accuracy < self.best_accuracy or self.done < self.best_step:
             return f"\nbest so far: {self.best_accuracy:.2%} at step {self.best_step}"
         self.best_step, self.best_accuracy = self.done, accuracy
-        if settings.no_save:
+        if self.settings.no_save:
             state = self.model.state_dict()
             self.best_weights = {name: x.to("cpu", copy=True) for name, x in state.items()}
         else:
-            self.write(None, {"valid_accuracy": accuracy}, kind="best", keep=1)
+            about = {"step": self.done, "valid_accuracy": accuracy}
+            save_checkpoint(self.folder, self.plan, self.model, self.tokenizer, about, None)
         return "\nthe best so far"
 
     def take_best(self) -> None:
@@ -359,13 +343,13 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
     """An evaluation between steps: on a fifth of the examples, on all if the best are kept."""
     samples = training.settings.eval_samples
     n = samples if training.settings.keep_best else max(samples // 5, 1)
-    task, number = training.task, training.trained_stage()
+    task, number = training.task, training.stage_of(training.done - 1)  # of the last step taken
     stage = training.stages[number]
     # The weights of a partial stage are evaluated on rows like its own, see `Stage`.
     rows = evaluation_rows(training, task.splits[1], n, number if stage.partial else -1)
     report = stop.unless_asked(measure, training, rows)
     if report:
-        kept = training.compete(report["accuracy"])
+        kept = "" if stage.partial else training.compete(report["accuracy"])
         after = f" ({stage.name})" if stage.partial else ""
         stop.guard(log, f"step {training.done}{after}: {describe(report, task.unit)}{kept}")
 

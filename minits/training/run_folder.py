@@ -148,20 +148,20 @@ def check_sources(folder: Path, task: Task) -> None:
 
 def save_checkpoint(
     folder: Path,
+    plan: Plan,
     model: ThinkingStates,
     tokenizer: Tokenizer,
-    about: Json,  # for thinking.json
+    about: Json,  # for thinking.json, beside where the weights come from
     state: dict[str, Any] | None,  # optimizer, step, seconds, stage, settings; None: for inference
-    *,
-    kind: str,  # "checkpoints", or "best"
-    dtype: torch.dtype,  # of the weights in the files
-    keep: int,  # checkpoints that stay
 ) -> None:
-    """Writes KIND/step-NNNNNN whole or not at all, then drops all but the newest `keep`.
+    """Writes checkpoints/step-NNNNNN whole or not at all, then drops all but the newest ones.
 
-    Raises OSError if it cannot be written; those before it stay then.
+    Without `state` best/step-NNNNNN, of which one stays. Raises OSError if it cannot be written;
+    those before it stay then.
     """
-    target = folder / kind / f"step-{about['step']:06d}"
+    kind, keep = ("checkpoints", plan.settings.keep) if state else ("best", 1)
+    target, about = folder / kind / f"step-{about['step']:06d}", origin(plan) | about
+    dtype = getattr(torch, plan.settings.save_dtype)
     if not target.exists():
         try:
             with new_folder(target) as unfinished:

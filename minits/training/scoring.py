@@ -45,11 +45,11 @@ def draw_rows(
     n: int,  # of a finite split at most all
     stage: int = -1,  # as for `Method.encode`
 ) -> Pairs:
-    """Evaluation examples with encodings: the same for all methods, never those of training."""
+    """The first n examples of a split, the same for all methods, with their encodings."""
     found = []
     for i in range(min(n, task.size(split) or n)):
         example = task.example(split, i, seed)
-        name = example.name or f"eval row {i}"
+        name = example.name or f"example {i}"
         found.append((example, method.encode(example, tokenizer, config, name, stage)))
     return found
 

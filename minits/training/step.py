@@ -10,7 +10,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from minits.fast.flat_batch import FlatBatch
 from minits.fast.training_graph import StepGraphs
-from minits.methods import Method
+from minits.methods.method import Method, Stage
 from minits.qwen import DecoderLayer
 from minits.teacher_forcing import Losses
 from minits.thinking import ThinkingStates
@@ -71,17 +71,14 @@ class OptimizerStep:
             **{SYNC_BUFFERS: False},  # the only buffer is a constant
         )
 
-    def begin_stage(self, *, resets: bool, fresh: bool) -> None:
-        """Before steps of another kind. resets: the optimizer's state is as before the first step.
-
-        In place, for graphs know its tensors. fresh: no batch will have the sizes of those before.
-        """
+    def begin_stage(self, stage: Stage) -> None:
+        """The optimizer's state and the graphs as `stage` wants them; before its steps."""
         self.optimizer.zero_grad(set_to_none=True)
-        if resets:
+        if stage.resets:  # in place, for graphs know these tensors
             for state in self.optimizer.state.values():
                 for tensor in state.values():
                     tensor.zero_()
-        if self.graphs is not None and fresh:
+        if self.graphs is not None and stage.fresh:
             self.graphs.captured.clear()
 
     def release(self) -> None:

@@ -88,13 +88,9 @@ class SampleStream(Dataset):
 
         So all processes get about as many tokens, and wait little for one another.
         """
-        rank, world = distributed.rank(), distributed.world()
-        back_and_forth = [*range(world), *reversed(range(world))]
-        return [
-            sample
-            for i, sample in enumerate(samples)
-            if back_and_forth[i % (2 * world)] == rank
-        ]
+        rank, period = distributed.rank(), 2 * distributed.world()
+        own = (rank, period - 1 - rank)  # forth and back
+        return [sample for i, sample in enumerate(samples) if i % period in own]
 
     def example(self, index: int) -> Example:
         """Sample number `index`. A finite split is gone through in a new order every epoch."""
