@@ -74,21 +74,24 @@ def make_tiny(
     )
     backbone = Qwen2ForCausalLM(tiny_config(window, vocab_size))
     model = ThinkingStates(backbone, config, thinks=thinks)
-    # A standard deviation of 0.02, usual for large models, leaves one this small on a plateau for
-    # 500 steps.
-    init_random(model.backbone, std=0.1, generator=torch.Generator().manual_seed(seed))
+    init_random(model.backbone, seed)
     if thinks:
         model.copy_blocks()
     model.blocked = blocked_ids(tokenizer, vocab_size)
     return model, tokenizer
 
 
-def init_random(model: nn.Module, std: float, generator: torch.Generator) -> None:
-    """A fresh start: matrices from a normal distribution, biases 0, norms 1."""
+def init_random(model: nn.Module, seed: int) -> None:
+    """A fresh start: matrices from a normal distribution, biases 0, norms 1.
+
+    A standard deviation of 0.02, usual for large models, leaves one this small on a plateau for 500
+    steps.
+    """
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, std, generator=generator)
+                parameter.normal_(0.0, 0.1, generator=generator)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
 

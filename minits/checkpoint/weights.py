@@ -224,7 +224,7 @@ def blocks_of(model: ThinkingStates) -> nn.ModuleDict:
 def blocked_ids(tokenizer: Tokenizer, vocab_size: int) -> torch.Tensor:
     """bool [V]: the rows of a padded vocabulary that stand for no token."""
     blocked = torch.ones(vocab_size, dtype=torch.bool)
-    blocked[[i for i in tokenizer.known_ids if i < vocab_size]] = False
+    blocked[[*tokenizer.known_ids]] = False
     return blocked
 
 

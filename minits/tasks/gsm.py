@@ -99,8 +99,10 @@ class Gsm(Rows):
         row = self.loaded(split).examples[index]
         if not isinstance(row, Problem):
             return row
-        if split == "train":
-            row = self.drawn(index, row, seed)
+        rng = random.Random(f"{seed}/numbers/{index}")
+        if split == "train" and rng.random() < self.resample:
+            made = template(row)
+            row = (made and made.draw(rng)) or row
         steps = ALIGNERS[self.align](row)
         return self.with_words(Example(row.question, steps, row.answer, (), len(steps), row.name))
 
@@ -126,14 +128,6 @@ class Gsm(Rows):
             "problems_with_a_template": fmean(made),
             "rows_left_out": left_out / (len(rows) + left_out),  # of the whole split
         }
-
-    def drawn(self, index: int, problem: Problem, seed: int | str) -> Problem:
-        """The problem, perhaps with other numbers."""
-        rng = random.Random(f"{seed}/numbers/{index}")
-        if rng.random() >= self.resample:
-            return problem
-        made = template(problem)
-        return (made and made.draw(rng)) or problem
 
     def score_steps(
         self, text: str, thoughts: Sequence[str] | None, example: Example, right: bool

@@ -148,10 +148,12 @@ def describe_sources(task: Task) -> list[str]:
 
 def check_overlap(task: Task) -> None:
     """Raises ValueError if two finite splits share a prompt, naming both places."""
-    sizes = {split: task.size(split) for split in task.splits if task.size(split)}
-    places = {  # the first, where a split has a prompt twice
-        split: {normalised(task.overlap_key(split, i)): i for i in reversed(range(size))}
-        for split, size in sizes.items()
+    places = {  # the first, where a split has a prompt twice; none of a split without an end
+        split: {
+            normalised(task.overlap_key(split, i)): i
+            for i in reversed(range(task.size(split) or 0))
+        }
+        for split in task.splits
     }
     for one, other in combinations(places, 2):
         if both := places[one].keys() & places[other].keys():
