@@ -108,13 +108,9 @@ class Tokenizer:
         """`ids` without a closing EOS."""
         return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
 
-    def decoder(self) -> TextDecoder:
-        """A decoder for ids that come one by one."""
-        return TextDecoder(self)
-
     def pieces(self, ids: list[int]) -> list[str]:
         """The text that becomes certain with each of `ids`: perhaps nothing, where it is a byte."""
-        decoder = self.decoder()
+        decoder = TextDecoder(self)
         found = [*map(decoder.put, ids)]
         return [*found[:-1], found[-1] + decoder.end()] if found else []
 

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from minits.checkpoint.tokenizer import Tokenizer
+from minits.checkpoint.tokenizer import TextDecoder, Tokenizer
 from minits.generation import Event, GenerationConfig, GenerationResult
 from minits.thinking import Engine, Thought
 
@@ -74,7 +74,7 @@ class InlineText:
         stops: Sequence[str] = (),  # texts that end the answer, which is cut before them
     ) -> None:
         self.tokenizer = tokenizer
-        self.decoder = tokenizer.decoder()
+        self.decoder = TextDecoder(tokenizer)
         self.at_once, self.stops = at_once, stops
         self.pieces: list[str] = []
         self.ids: list[int] = []  # of the answer

@@ -180,9 +180,10 @@ def summarise(lines: Sequence[Verdict], task: Task) -> Report:
     steps = sum(len(line["gold_steps"]) for line in lines)
     # What the task's scores told beside `right`.
     marks = {name for line in lines for name in line if isinstance(line[name], bool)}
-    counts = {}
-    for name in sorted(marks - {"correct", "late"}):
-        counts[name] = fmean(line[name] for line in lines if line.get(name) is not None)
+    counts = {
+        name: fmean(line[name] for line in lines if line.get(name) is not None)
+        for name in sorted(marks - {"correct", "late"})
+    }
     first_wrong = None
     if wrong:
         shares = [line["first_wrong"] / len(line["gold_thoughts"]) for line in wrong]
@@ -244,14 +245,14 @@ def buckets(lines: Sequence[Verdict], task: Task) -> dict[str, dict]:
             name = f"{size + 1}-{size + width}"
         if name is not None:
             groups.setdefault((size, name), []).append(line["correct"])
-    shares = {}
-    for (_, name), found in sorted(groups.items()):
-        shares[name] = {
+    return {
+        name: {
             "n": len(found),
             "accuracy": fmean(found),
             "interval": wilson(sum(found), len(found)),
         }
-    return shares
+        for (_, name), found in sorted(groups.items())
+    }
 
 
 def describe(report: Report, unit: str) -> str:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minits.checkpoint import tiny
 from minits.checkpoint.tiny import ASSETS, tiny_tokenizer, tokenizer_definition
-from minits.checkpoint.tokenizer import Tokenizer
+from minits.checkpoint.tokenizer import TextDecoder, Tokenizer
 from minits.methods import make_method
 from minits.supervision import Example, Step, encode_example, encode_prompt, encode_rest
 from minits.thinking import ThinkingConfig
@@ -264,7 +264,7 @@ def test_only_a_closing_eos_is_taken_off(tokenizer):
 @given(ids=st.lists(st.integers(0, 259), max_size=24))
 def test_streamed_pieces_join_to_the_decoded_whole(tokenizer, ids):
     """Any ids: broken characters, control tokens and padding rows among them."""
-    stream = tokenizer.decoder()
+    stream = TextDecoder(tokenizer)
     assert "".join(stream.put(i) for i in ids) + stream.end() == tokenizer.decode(ids)
     pieces = tokenizer.pieces(ids)
     assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
@@ -273,7 +273,7 @@ def test_streamed_pieces_join_to_the_decoded_whole(tokenizer, ids):
 @given(text=texts.filter(lambda text: UNFINISHED not in text))
 @example("x\u0302 👍🏽 é")
 def test_no_streamed_piece_holds_half_a_character(tokenizer, text):
-    stream = tokenizer.decoder()
+    stream = TextDecoder(tokenizer)
     pieces = [stream.put(i) for i in tokenizer.encode(text)]
     assert not any(UNFINISHED in piece for piece in pieces)
     assert "".join(pieces) == nfc(text)
@@ -281,18 +281,18 @@ def test_no_streamed_piece_holds_half_a_character(tokenizer, text):
 
 def test_a_stream_gives_each_word_as_soon_as_it_is_whole():
     tokenizer = tiny_tokenizer()
-    stream = tokenizer.decoder()
+    stream = TextDecoder(tokenizer)
     pieces = [stream.put(i) for i in tokenizer.encode("The coin starts")]
     assert pieces == ["The", " coin", " starts"]
 
 
 def test_a_broken_character_does_not_hold_back_what_follows(tokenizer):
-    stream, half = tokenizer.decoder(), tokenizer.encode("é")[0]
+    stream, half = TextDecoder(tokenizer), tokenizer.encode("é")[0]
     assert [stream.put(i) for i in [half, *tokenizer.encode("ab")]] == ["", UNFINISHED + "a", "b"]
 
 
 def test_a_stream_that_ends_inside_a_character_shows_what_is_left(tokenizer):
-    stream = tokenizer.decoder()
+    stream = TextDecoder(tokenizer)
     first, *_ = tokenizer.encode("é")
     assert stream.put(first) == ""
     assert stream.end() == UNFINISHED
