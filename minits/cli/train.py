@@ -182,8 +182,12 @@ def resumed(folder: Path, given: Given) -> Plan:
     Only the device may change, the steps as far as those taken stay the same, and where files lie.
     """
     plan = settings, task, _ = run_folder.read_run(folder)
-    every = [pair for part in plan for pair in asdict(part).items()]
-    stored = {name: value for name, value in every if value is not None and value is not False}
+    stored = {
+        name: value
+        for part in plan
+        for name, value in asdict(part).items()
+        if value is not None and value is not False
+    }
     # Files are known by their content, see `check_sources`.
     free = {"device", "steps", *stored.keys() & task.paths}
     contrary = [
