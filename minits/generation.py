@@ -6,7 +6,6 @@ Decoding is greedy. It goes on thinking: a chunk that generated tokens complete 
 a state too. So does the paper for the prompt's last chunk (footnote in section 3), but it leaves
 thoughts within the answer to future work; `think_while_decoding=False` has neither.
 """
-import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -53,13 +52,6 @@ class GenerationConfig:
     think: bool = True  # False: plain Qwen2.5, no thought anywhere
     think_while_decoding: bool = True  # False: no thought after chunks with generated tokens
     hook: Intervention = NOTHING  # what T is made to say, what is read for a state
-    window: int | None = None  # what `lookahead` was called; this name will go
-
-    def __post_init__(self) -> None:
-        if self.window is not None:
-            warnings.warn("GenerationConfig: `window` is called `lookahead` now", stacklevel=3)
-            object.__setattr__(self, "lookahead", self.window)
-            object.__setattr__(self, "window", None)
 
     def stops(self, engine: Engine) -> set[int]:
         """The ids that end an answer."""

@@ -14,7 +14,7 @@ import pytest
 import run
 from cli_helpers import FAST, INFER, PROMPT, call, result, without_seconds
 
-from minits import GenerationConfig, generate, load
+from minits import generate, load
 from minits.cli import infer, models
 from minits.cli.models import SHIPPED
 
@@ -104,15 +104,9 @@ def test_a_wrong_value_under_the_old_name_is_told_under_the_new_one(inside):
     assert status == 2 and err.splitlines()[-1].startswith("run.py infer: --lookahead 0: must be")
 
 
-def test_the_old_name_of_the_setting_lookahead_is_taken_with_a_warning():
-    with pytest.warns(UserWarning, match="`window` is called `lookahead` now") as warned:
-        old = GenerationConfig(window=2)
-    assert warned[0].filename == __file__
-    assert old == GenerationConfig(lookahead=2)
+def test_the_setting_lookahead_is_heard():
     model, tokenizer = load(SHIPPED)
-    with pytest.warns(UserWarning, match="lookahead"):
-        answers = generate(model, tokenizer, [PROMPT], window=2)
-    assert answers == generate(model, tokenizer, [PROMPT], lookahead=2)
+    answers = generate(model, tokenizer, [PROMPT], lookahead=2)
     assert answers != generate(model, tokenizer, [PROMPT])  # by rounds and passes
 
 
