@@ -3,45 +3,39 @@ import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields, is_dataclass
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, get_args, get_type_hints
 
 from minits.checkpoint.files import present
-from minits.checkpoint.weights import CHOICES
 from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
 from minits.training.recipe import names_of, pop_fields
 
-# A flag that does nothing while another has this value (None: is not given; True: is given).
-IDLE = (
-    ("draft", "prefill", "sequential"),
-    ("lookahead", "prefill", "sequential"),
-    ("revision", "model", None),
-    ("revision", "model", "tiny"),
-    ("batch_size", "file", None),
-    ("batch_size", "stream", True),
-    ("stream", "json", True),
-    ("table", "json", True),
-    ("teacher_model", "teacher_url", None),
-    ("teacher_threads", "teacher_url", None),
-    ("device", "ask_model", False),
-    ("dtype", "ask_model", False),
-    ("smoothing", "removal", "steps"),
-    ("row_tokens", "layout", "rows"),
-    ("save_every", "no_save", True),
-    ("save_dtype", "no_save", True),
-    ("keep", "no_save", True),
-    ("fact_repeats", "facts", None),
-    ("fact_thoughts", "facts", None),
-    ("valid_share", "valid", True),
-)
-IDLE += tuple(product("split index samples seed ops teacher_url".split(), ["ask_model"], [True]))
+# What another setting is (None: not given; True: given), and the flags that do nothing then.
+IDLE = {
+    ("prefill", "sequential"): "draft lookahead",
+    ("model", None): "revision",
+    ("model", "tiny"): "revision",
+    ("file", None): "batch_size",
+    ("stream", True): "batch_size",
+    ("json", True): "stream table",
+    ("teacher_url", None): "teacher_model teacher_threads",
+    ("ask_model", False): "device dtype",
+    ("ask_model", True): "split index samples seed ops teacher_url",
+    ("removal", "steps"): "smoothing",
+    ("layout", "rows"): "row_tokens",
+    ("no_save", True): "save_every save_dtype keep",
+    ("facts", None): "fact_repeats fact_thoughts",
+    ("valid", True): "valid_share",
+}
 # A method that does not think has no loss of T, and nothing is taken from or added to its layers.
-UNTHINKING = [name for name, method in METHODS.items() if not method.thinks]
-IDLE += tuple(product(("thought_weight", *CHOICES[1:]), ["method"], UNTHINKING))
+IDLE |= {
+    ("method", name): "thought_weight inject_after extract_after"
+    for name, method in METHODS.items()
+    if not method.thinks
+}
 
 Given = dict[str, Any]  # the flags that were given, by the names of their settings
 
@@ -153,13 +147,14 @@ def take(given: Given, config: type) -> Any:
 
 def check_idle(found: Any, given: Given) -> Any:
     """The settings `found` themselves; raises ValueError for a given one that is IDLE there."""
-    for name, other, value in IDLE:
+    for (other, value), names in IDLE.items():
         now = getattr(found, other, "")  # "": these settings have no such one
-        if name in given and (bool(now) if value is True else now == value):
+        idle = [name for name in names.split() if name in given]
+        if idle and (bool(now) if value is True else now == value):
             how = "with" if value else "without"
             shown = f" {value}" if isinstance(value, str) else ""
             which = "one of them" if other in given else "it"
             raise ValueError(
-                f"{flag(name)} does nothing {how} {flag(other)}{shown}; leave {which} out."
+                f"{flag(idle[0])} does nothing {how} {flag(other)}{shown}; leave {which} out."
             )
     return found
