@@ -98,10 +98,9 @@ def score_number(text: str, gold: str, opening: str) -> Json:
     An answer without the opening or a number is `unparsable`, and wrong.
     """
     found = score_text(text, gold, opening)
-    answer, strict = found["answer"], found["right"]
-    said, due = (number_behind(opening, each) for each in (answer, normalised(gold)))
+    said, due = (number_behind(opening, each) for each in (found["answer"], normalised(gold)))
     right = said is not None and said == due
-    return {"answer": answer, "right": right, "strict": strict, "unparsable": said is None}
+    return found | {"right": right, "strict": found["right"], "unparsable": said is None}
 
 
 def score_name(text: str, gold: str, opening: str) -> Json:
@@ -109,7 +108,7 @@ def score_name(text: str, gold: str, opening: str) -> Json:
     found = score_text(text, gold, opening)
     said, due = (behind(opening, normalised(each)) for each in (found["answer"], gold))
     same = said is not None and due is not None and name_of(said) == name_of(due)
-    return {"answer": found["answer"], "right": same, "strict": found["right"]}
+    return found | {"right": same, "strict": found["right"]}
 
 
 def behind(opening: str, answer: str) -> str | None:

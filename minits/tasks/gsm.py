@@ -61,9 +61,9 @@ class Gsm(Rows):
             )
 
     def read_split(self, split: str) -> SplitRows:
-        rows, about = super().read_split(split)
+        read = rows, about = super().read_split(split)
         if split != "train" or self.align == "given":
-            return SplitRows(rows, about)
+            return read
         whole = [problem for problem in rows if problem.complete]
         if not whole:
             raise ValueError(

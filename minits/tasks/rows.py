@@ -265,11 +265,11 @@ def parse_row(line: str) -> Example:
     else:
         named = ((f"step {i}", step) for i, step in enumerate(steps, 1))
         placed = tuple(Step(*members(step, STEP, what)) for what, step in named)
-        places = [step.position for step in placed]
-        if sorted([0, *places, len(question)]) != [0, *places, len(question)]:
+        places = [0, *(step.position for step in placed), len(question)]
+        if places != sorted(places):
             raise ValueError(
-                f"the steps stand at the characters {places}; they must follow the order of the "
-                f"question, which has {len(question)}"
+                f"the steps stand at the characters {places[1:-1]}; they must follow the order of "
+                f"the question, which has {len(question)}"
             )
     check_texts((question, answer, *(step.text for step in placed)))
     return Example(question, placed, answer, size=len(placed))
