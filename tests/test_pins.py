@@ -87,7 +87,7 @@ def samples(layout: str, world: int, folder: Path) -> list:
         patch.setattr("minits.training.distributed.world", lambda: world)
         for rank in range(world):
             patch.setattr("minits.training.distributed.rank", lambda rank=rank: rank)
-            training.stream.pool.cache_clear()
+            training.stream.pools.clear()
             found.append(
                 [
                     [int(row.name.split()[-1]) for row in training.stream.rows(step)]

@@ -61,9 +61,9 @@ class Gsm(Rows):
             )
 
     def read_split(self, split: str) -> SplitRows:
-        read = rows, about = super().read_split(split)
+        rows, about = super().read_split(split)
         if split != "train" or self.align == "given":
-            return read
+            return SplitRows(rows, about)
         whole = [problem for problem in rows if problem.complete]
         if not whole:
             raise ValueError(

@@ -41,6 +41,7 @@ class SampleStream(Dataset):
         # learns from. A thread would take Python's lock from the launches: of every 8 steps of
         # 0.26 s on each of two H200s 1 s was lost.
         self.workers = 2 * self.cuda
+        self.pools: dict[int, list[list[Row]]] = {}  # the newest alone
 
     def __getitem__(self, number: int) -> list[list[Row]] | ValueError:
         """Pool `number`, or the error that it met: a worker cannot raise it in its own words."""
@@ -53,9 +54,14 @@ class SampleStream(Dataset):
         """The samples of optimizer step `step`. Raises ValueError naming one that does not fit."""
         return self.pool(step // POOL)[step % POOL]
 
-    @lru_cache(maxsize=1)  # the newest alone
     def pool(self, number: int) -> list[list[Row]]:
-        """The samples of the POOL steps from number * POOL on.
+        """The samples of the POOL steps from number * POOL on."""
+        if number not in self.pools:
+            self.pools = {number: self.draw_pool(number)}
+        return self.pools[number]
+
+    def draw_pool(self, number: int) -> list[list[Row]]:
+        """As `pool`.
 
         With one sample a row, all are sorted by length and cut into batches, so that rows need
         little padding. Otherwise every batch gets its share of short and long ones, so that all
@@ -83,8 +89,8 @@ class SampleStream(Dataset):
         So all processes get about as many tokens, and wait little for one another.
         """
         rank, period = distributed.rank(), 2 * distributed.world()
-        own = (rank, period - 1 - rank)  # forth and back
-        return [sample for i, sample in enumerate(samples) if i % period in own]
+        turns = (rank, period - 1 - rank)  # forth and back
+        return [sample for i, sample in enumerate(samples) if i % period in turns]
 
     def example(self, index: int) -> Example:
         """Sample number `index`. A finite split is gone through in a new order every epoch."""
