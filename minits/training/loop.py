@@ -16,6 +16,7 @@ from io import StringIO
 from itertools import accumulate
 from math import isfinite
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple, TextIO
 
 import torch
@@ -201,9 +202,10 @@ def objects_frozen() -> Iterator[None]:
 def train(training: Training, log: Log, stop: Stop) -> bool:
     """Trains to the last step; returns False if it was interrupted.
 
-    A checkpoint is left then, too, and where output cannot be written, which raises TrainingError
-    afterwards; but not if the training itself fails. Figures are read only at the steps that are
-    logged, for reading them waits for the device; metrics.jsonl has every step.
+    A checkpoint is left then, too, where a sample does not fit, which raises ValueError afterwards,
+    and where output cannot be written (TrainingError); but not if the training itself fails.
+    Figures are read only at the steps that are logged, for reading them waits for the device;
+    metrics.jsonl has every step.
     """
     settings, lead = training.settings, distributed.rank() == 0
     metrics_file = training.folder / "metrics.jsonl"
@@ -230,7 +232,15 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
         while training.done < settings.steps and not interrupted:
             if training.done == training.stage_end:
                 training.begin_stage()
-            interrupted = train_stage(training, stop, file, bar, log)
+            try:
+                interrupted = train_stage(training, stop, file, bar, log)
+            except ValueError:  # a sample that does not fit; the steps before it are sound
+                if lead and training.done and not settings.no_save:
+                    training.save()
+                    after = f"stopped after step {training.done}, which is saved"
+                    run = quote(str(training.folder))
+                    stop.guard(log, f"{after}: --model {run} begins with its weights")
+                raise
         interrupted = distributed.anyone(stop.asked)
         if lead and not settings.no_save:
             training.save()
@@ -244,7 +254,7 @@ def raise_output_error(training: Training, stop: Stop) -> None:
         kept = "nothing was saved (--no-save)" if training.settings.no_save else "all is saved"
         raise TrainingError(
             f"the output cannot be written ({stop.error}); stopped after step {training.done}, "
-            f"{kept}. Go on with --resume --out {training.folder}."
+            f"{kept}. Go on with --resume --out {quote(str(training.folder))}."
         ) from stop.error
 
 

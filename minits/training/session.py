@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -88,8 +89,8 @@ def check_steps(plan: Plan, state: dict[str, Any], folder: Path) -> None:
         raise ValueError(
             f"--steps {settings.steps}: {folder} is a run of {before.steps} steps, whose learning "
             f"rate up to step {state['step']} was another. For more steps on its weights: python "
-            f"run.py train {settings.task} --model {folder} --steps NUMBER, and the run's other "
-            "flags (the task's, too)."
+            f"run.py train {settings.task} --model {quote(str(folder))} --steps NUMBER, and the "
+            "run's other flags (the task's, too)."
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from training_helpers import QUICK, begin, metrics_of, silent, train
 
+from minits.checkpoint.download import finished_checkpoints
 from minits.methods import thinking
 from minits.training import distributed, step
 from minits.training.loop import TrainingError
@@ -159,3 +160,5 @@ def test_an_error_among_later_samples_stops_the_run_with_its_reason_and_the_metr
         train(training, silent)
     assert not active_children()  # a worker that lived on would be waited for at the end
     assert [line["step"] for line in metrics_of(tmp_path)] == [*range(1, POOL + 1)]
+    # Hours of training are not lost to one row.
+    assert [path.name for path in finished_checkpoints(tmp_path)] == [f"step-{POOL:06d}"]
