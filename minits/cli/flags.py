@@ -123,17 +123,37 @@ def not_empty(text: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: str) -> None:
-    """The options of all tasks or methods in `table`, each flag once, under those who have it."""
+    """The options of all tasks or methods in `table`, each flag once, under those who have it.
+
+    Raises TypeError for an option whose flag has another meaning already.
+    """
     owners: dict[str, list[str]] = {}
     for name, each in table.items():
         # A task that is no dataclass yet must not stop the others: `check_options` tells of it.
         for option in fields(each) if is_dataclass(each) else ():
-            owners.setdefault(option.name, []).append(name)
+            having = owners.setdefault(option.name, [])
+            if having and form_of(each, option.name) != form_of(table[having[0]], option.name):
+                raise TypeError(
+                    f"{kind} {name}: its option {option.name} takes other values than that of "
+                    f"{having[0]}, and they share a flag; rename it."
+                )
+            having.append(name)
     for names in dict.fromkeys(map(tuple, owners.values())):
         group = parser.add_argument_group(f"options of the {kind} {', '.join(names)}")
         theirs = [option for option, having in owners.items() if tuple(having) == names]
         owner = table[names[0]]
-        add_flags(group, owner, names_of(owner).difference(theirs))
+        try:
+            add_flags(group, owner, names_of(owner).difference(theirs))
+        except argparse.ArgumentError as error:
+            raise TypeError(
+                f"{kind} {', '.join(names)}: {error}: the command has such a flag already; rename "
+                "the option."
+            ) from error
+
+
+def form_of(owner: type, option: str) -> tuple[Any, Any]:
+    """What an option of a task or method takes: (type, the values there are)."""
+    return get_type_hints(owner)[option], owner.__dataclass_fields__[option].metadata.get("choices")
 
 
 def take(given: Given, config: type) -> Any:

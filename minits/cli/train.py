@@ -17,6 +17,7 @@ from minits.lab.provenance import Record, record
 from minits.methods import METHODS
 from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS, check_options, make_task
+from minits.tasks.task import check_dataclass
 from minits.training import distributed, run_folder
 from minits.training.recipe import (
     Plan,
@@ -117,6 +118,7 @@ def chosen(given: Given) -> Plan:
     check_options(given["task"])  # an unknown task is the first thing to say
     samples = given.get("eval_samples")
     settings = take(given, TrainSettings)
+    check_dataclass(METHODS[settings.method], "method")
     method = take(given, METHODS[settings.method])
     theirs = {name for kind in METHODS.values() for name in names_of(kind)}
     if others := sorted(theirs & given.keys()):  # its own were taken

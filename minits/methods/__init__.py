@@ -11,10 +11,9 @@ from minits.methods.pause import Pause
 from minits.methods.plain import CoT, NoCoT
 from minits.methods.thinking import Thinking
 from minits.settings import check_settings, flag
+from minits.tasks.task import check_dataclass, table
 
-METHODS: dict[str, type[Method]] = {
-    each.name: each for each in (Thinking, NoCoT, CoT, ICoT, Coconut, Pause)
-}
+METHODS: dict[str, type[Method]] = table(Thinking, NoCoT, CoT, ICoT, Coconut, Pause)
 
 
 def make_method(name: str, **options: Any) -> Method:
@@ -22,4 +21,5 @@ def make_method(name: str, **options: Any) -> Method:
     if name not in METHODS:
         known = ", ".join(METHODS)
         raise ValueError(f"--method {name!r} is not known; use one of {known}.")
+    check_dataclass(METHODS[name], "method")
     return check_settings(METHODS[name](**options), flag)

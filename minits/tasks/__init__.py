@@ -12,11 +12,11 @@ from minits.settings import check_settings, flag
 from minits.tasks.gsm import Gsm
 from minits.tasks.parity import Parity
 from minits.tasks.rows import Rows
-from minits.tasks.task import Task
+from minits.tasks.task import Task, check_dataclass, table
 from minits.tasks.two_hop import TwoHop
 from minits.tasks.vars import Vars
 
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Parity, Vars, Rows, Gsm, TwoHop)}
+TASKS: dict[str, type[Task]] = table(Parity, Vars, Rows, Gsm, TwoHop)
 
 
 def make_task(name: str, *, spell: Callable[[str], str] = flag, **options: Any) -> Task:
@@ -37,12 +37,8 @@ def check_options(
     """Raises ValueError naming the tasks there are, or one of `options` that the task lacks."""
     if name not in TASKS:
         raise ValueError(f"task {name!r} is not known; the tasks are: {', '.join(TASKS)}.")
-    kind = TASKS[name]
-    if "__dataclass_fields__" not in kind.__dict__:  # a parent's lack its own options
-        raise ValueError(
-            f"task {name}: {kind.__name__} is no dataclass; put @dataclass(frozen=True) above it."
-        )
-    known = {field.name for field in fields(kind)}
+    check_dataclass(TASKS[name], "task")
+    known = {field.name for field in fields(TASKS[name])}
     for option in options:
         if option not in known:
             raise ValueError(f"{spell(option)}: the task {name} has no such option; leave it out.")

@@ -138,6 +138,27 @@ class Task(Protocol):
         return self
 
 
+def table(*kinds: type) -> dict[str, type]:
+    """Tasks, or methods, by their names. Raises TypeError where a copy still has the other's."""
+    found: dict[str, type] = {}
+    for kind in kinds:
+        if (other := found.setdefault(kind.name, kind)) is not kind:
+            raise TypeError(
+                f"{other.__name__} and {kind.__name__} are both named {kind.name!r}; give the "
+                "second one a name of its own."
+            )
+    return found
+
+
+def check_dataclass(kind: type, what: str) -> None:
+    """Raises ValueError for a class whose options, a parent's aside, would be none."""
+    if "__dataclass_fields__" not in kind.__dict__:
+        raise ValueError(
+            f"{what} {kind.name}: {kind.__name__} is no dataclass; put @dataclass(frozen=True) "
+            "above it."
+        )
+
+
 def describe_sources(task: Task) -> list[str]:
     """A line for each file that the examples were read from."""
     return [

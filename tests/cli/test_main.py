@@ -17,7 +17,9 @@ from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.main import COMMANDS, make_parser, one_line, with_flags
 from minits.cli.models import trained_task
 from minits.generation import GenerationConfig
-from minits.methods import METHODS
+from minits.methods import METHODS, make_method
+from minits.methods.plain import NoCoT
+from minits.settings import setting
 from minits.tasks import TASKS
 from minits.tasks.parity import Parity
 from minits.tasks.task import Task
@@ -208,3 +210,30 @@ def test_a_task_that_is_no_dataclass_yet_is_told_in_one_line_and_stops_no_other(
     assert call("data", "parity")[0] == 0
     with pytest.raises(ValueError, match="Plain is no dataclass"):  # trained before, alone
         trained_task(Path("checkpoint"), {"task": "plain"})
+
+
+def test_a_method_that_is_no_dataclass_is_refused_for_its_options_would_all_be_true(monkeypatch):
+    class Mine(NoCoT):
+        shuffles: bool = setting(False, "an option, but not before the class is a dataclass")
+
+    monkeypatch.setitem(METHODS, "no-cot", Mine)
+    status, _, err = call("train", "parity", "--method", "no-cot")
+    assert status == 2 and "method no-cot: Mine is no dataclass; put @dataclass(frozen=True)" in err
+    with pytest.raises(ValueError, match="Mine is no dataclass"):
+        make_method("no-cot")
+
+
+@pytest.mark.parametrize(
+    "options, what",
+    [
+        ({"steps": (int, setting(1, "of the training, too"))}, "argument --steps: conflicting"),
+        ({"modulus": (str, setting("a", "a number for vars"))}, "its option modulus takes other"),
+    ],
+)
+def test_an_option_of_ones_own_that_is_called_as_another_flag_is_told(options, what, monkeypatch):
+    members = {name: value for name, (_, value) in options.items()}
+    members["__annotations__"] = {name: kind for name, (kind, _) in options.items()}
+    mine = dataclass(frozen=True)(type("Mine", (Parity,), members | {"name": "mine"}))
+    monkeypatch.setitem(TASKS, "mine", mine)
+    with pytest.raises(TypeError, match=f"^task mine: {what}.*rename"):
+        make_parser()

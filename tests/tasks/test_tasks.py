@@ -15,7 +15,7 @@ from minits.tasks import TASKS, make_task
 from minits.tasks.parity import Parity
 from minits.tasks.state_tracking import StateTracking
 from minits.tasks.answers import extract_answer
-from minits.tasks.task import Task
+from minits.tasks.task import Task, table
 
 ENDLESS = sorted(name for name, kind in TASKS.items() if issubclass(kind, StateTracking))
 seeds = st.integers(0, 2**32)
@@ -311,6 +311,14 @@ def test_a_task_of_ones_own_must_be_a_dataclass_for_its_data_are_seeded_with_its
     monkeypatch.setitem(TASKS, "derived", Derived)
     with pytest.raises(ValueError, match=r"Derived is no dataclass.*frozen=True"):
         make_task("derived")
+
+
+def test_a_copy_that_kept_the_name_does_not_replace_the_other():
+    class Mine(Parity):
+        pass
+
+    with pytest.raises(TypeError, match="^Parity and Mine are both named 'parity'; give"):
+        table(Parity, Mine)
 
 
 def test_a_state_tracking_task_of_ones_own_only_draws(monkeypatch):
