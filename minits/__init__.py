@@ -45,7 +45,9 @@ same vectors. Prompts may have any lengths.
 
 To try another thing of one's own:
 
-- T or C from other weights, or with more: `ThinkingStates.copy_blocks`, where they start.
+- T or C from other weights, or with more: `ThinkingStates.copy_blocks`, where they start. A second
+  layer of T is number 1 in T's cache (`self.second(x, frame, 1)`), of which `think` makes room for
+  one. On CUDA fast/engine.py's `say`, and `think` before it, know one layer alone.
 - Another C: `CompressionBlock` where it needs no lengths; `last_outputs`; `compress` (thinking.py),
   which stands once more in fast/flat_batch.py's `teacher_forced`, which is what trains. On CUDA
   fast/engine.py's `compress` runs C's layer by itself, and calls `last_outputs`.
