@@ -58,7 +58,8 @@ class CoT(NoCoT):
         if not task.opening.strip():
             raise ValueError(
                 f"--method {self.name}: {task.name} has no words that its answers begin with, so "
-                "they cannot be told from the chain of thought before them. Give --opening."
+                "they cannot be told from the chain of thought before them. Give --opening; a "
+                "task of one's own has it as `opening`."
             )
 
     def chain(self, example: Example, tokenizer: Tokenizer) -> list[int]:

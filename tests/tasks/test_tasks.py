@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minits.checkpoint.tiny import LETTERS, tiny_tokenizer
+from minits.methods.plain import CoT
 from minits.supervision import Example, render_marked
 from minits.tasks import TASKS, make_task
 from minits.tasks.parity import Parity
@@ -429,3 +430,11 @@ def test_more_variables_than_the_tiny_vocabulary_has_letters_are_an_error_that_n
     example = draw(make_task("vars", variables=len(LETTERS) + 1), 0, 1)
     with pytest.raises(ValueError, match="' i'"):
         tiny_tokenizer().encode(example.prompt)
+
+
+def test_cot_tells_a_task_of_ones_own_where_its_opening_goes():
+    class Wordless(Parity):
+        opening = ""
+
+    with pytest.raises(ValueError, match="a task of one's own has it as `opening`"):
+        CoT().check(Wordless())
