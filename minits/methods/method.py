@@ -35,7 +35,9 @@ class Method(Protocol):
     thinks: ClassVar[bool]  # whether the model has T and C
     has_states: ClassVar[bool] = False  # vectors that an `Intervention` may replace
     spare: ClassVar[int] = 0  # embedding rows that it needs and that no token uses
-    kept: ClassVar[tuple[str, ...]] = ()  # options that go with a checkpoint, in thinking.json
+    paths: ClassVar[tuple[str, ...]] = ()  # options that name files
+    # Options that go with a checkpoint, in thinking.json; None: all but paths.
+    kept: ClassVar[tuple[str, ...] | None] = None
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS  # how its samples may be laid into rows
 
     def check(self, task: Task) -> None:

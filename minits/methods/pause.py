@@ -54,7 +54,6 @@ class Pause(Curriculum):
     name: ClassVar = "pause"
     title: ClassVar = "Pause tokens"
     spare: ClassVar = 3
-    kept: ClassVar = ("latents",)
 
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
         lacking = range(self.first_stage, self.latent_stages + 1)

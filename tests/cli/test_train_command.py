@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,10 @@ from minits.checkpoint.files import locked
 from minits.checkpoint.weights import read_about
 from minits.cli import train
 from minits.cli.main import make_parser
-from minits.cli.models import trained_task
+from minits.cli.models import trained_method, trained_task
+from minits.methods import METHODS
+from minits.methods.plain import NoCoT
+from minits.settings import setting
 from minits.tasks.vars import Vars
 from minits.training import session
 
@@ -132,6 +136,18 @@ def test_a_run_of_vars_is_shown_with_its_own_options_and_evaluated_on_another_ta
     (checkpoint,) = (empty / "two" / "checkpoints").iterdir()
     alone = trained_task(checkpoint, read_about(checkpoint))
     assert alone == trained_task(empty / "two", {"task": "vars"})
+
+
+def test_a_checkpoint_alone_knows_the_options_of_a_method_of_ones_own(empty, monkeypatch):
+    @dataclass(frozen=True)
+    class Mine(NoCoT):
+        hint: str = setting("", "what prompts end with")
+
+    monkeypatch.setitem(METHODS, "no-cot", Mine)
+    options = ["--method", "no-cot", "--hint", "!", "--steps", "1"]
+    assert call("train", "parity", *options, *SHORT, "--out", "own")[0] == 0
+    (checkpoint,) = (empty / "own" / "checkpoints").iterdir()
+    assert trained_method(checkpoint, read_about(checkpoint)) == Mine(hint="!")
 
 
 # -- one training at a time, and what a run was trained with ---------------------------------------
