@@ -221,7 +221,8 @@ def check_agreement(
         "step": state["step"],
     }
     wrong = [
-        f"{name} {about.get(name)!r} in thinking.json, {value!r}"
+        f"{name} {about.get(name)!r} in thinking.json, {value!r} in "
+        + ("training_state.pt" if name == "step" else "run.json")
         for name, value in said.items()
         if about.get(name, value) != value
     ]

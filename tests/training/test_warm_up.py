@@ -149,7 +149,7 @@ def test_a_resume_within_the_thought_warmup_at_its_end_and_after_it_is_exact(
 
 def test_another_length_of_the_thought_warmup_is_another_training(tmp_path):
     train(begin(tmp_path, steps=6), silent)
-    with pytest.raises(ValueError, match="thought_warmup 5 in training_state.pt, 4 in run.json"):
+    with pytest.raises(ValueError, match="thought_warmup 5 in thinking.json, 4 in run.json"):
         begin(tmp_path, 4, steps=6)
 
 
