@@ -93,7 +93,7 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     One that is not given is left out of the namespace: the dataclass alone knows a default.
     """
     about, default = each.metadata, each.default
-    kind = (get_args(hint) or [hint])[0]  # str for `str` and for `str | None`
+    kind = kind_of(hint)
     choices, text = about.get("choices"), about["text"]
     name = flag(each.name)
     if about.get("positional"):
@@ -115,6 +115,11 @@ def add_flag(parser: Any, each: Field, hint: Any) -> None:
     parser.add_argument(name, help=text, choices=choices, **how)
 
 
+def kind_of(hint: Any) -> type:
+    """What a flag takes for a setting of this type: str for `str` and for `str | None`."""
+    return (get_args(hint) or [hint])[0]
+
+
 def not_empty(text: str) -> str:
     """What was given to a flag; an empty text, which would pass for none at all, is refused."""
     if not text:
@@ -131,6 +136,8 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
     for name, each in table.items():
         # A task that is no dataclass yet must not stop the others: `check_options` tells of it.
         for option in fields(each) if is_dataclass(each) else ():
+            if "text" not in option.metadata:
+                continue  # it has no flag
             having = owners.setdefault(option.name, [])
             if having and form_of(each, option.name) != form_of(table[having[0]], option.name):
                 raise TypeError(
@@ -151,9 +158,10 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
             ) from error
 
 
-def form_of(owner: type, option: str) -> tuple[Any, Any]:
-    """What an option of a task or method takes: (type, the values there are)."""
-    return get_type_hints(owner)[option], owner.__dataclass_fields__[option].metadata.get("choices")
+def form_of(owner: type, option: str) -> tuple[type, Any]:
+    """What the flag of an option of a task or method takes: (type, the values there are)."""
+    choices = owner.__dataclass_fields__[option].metadata.get("choices")
+    return kind_of(get_type_hints(owner)[option]), choices
 
 
 def take(given: Given, config: type) -> Any:

@@ -1,5 +1,5 @@
 """The settings of a training: each default, bound and meaning, and how None is chosen."""
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from math import cos, pi
 from pathlib import Path
 from shlex import quote
@@ -293,8 +293,8 @@ def resolve_device(device: str | None, dtype: str | None) -> tuple[str, str]:
 
 
 def names_of(settings: type) -> set[str]:
-    """The names of a dataclass's fields."""
-    return {each.name for each in fields(settings)}
+    """The names of a dataclass's fields; of a class that is none yet, no names."""
+    return {each.name for each in fields(settings)} if is_dataclass(settings) else set()
 
 
 def typed(name: str, value: object) -> str:

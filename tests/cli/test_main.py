@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import run
@@ -15,9 +16,10 @@ from cli_helpers import INFER, PROMPT, ROOT, call
 
 from minits.cli import bench, data, eval, infer, report, train
 from minits.cli.main import COMMANDS, make_parser, one_line, with_flags
-from minits.cli.models import trained_task
+from minits.cli.models import trained_method, trained_task
 from minits.generation import GenerationConfig
 from minits.methods import METHODS, make_method
+from minits.methods.method import Method
 from minits.methods.plain import NoCoT
 from minits.settings import setting
 from minits.tasks import TASKS
@@ -212,6 +214,16 @@ def test_a_task_that_is_no_dataclass_yet_is_told_in_one_line_and_stops_no_other(
         trained_task(Path("checkpoint"), {"task": "plain"})
 
 
+def test_a_method_that_is_no_dataclass_yet_stops_no_other(monkeypatch):
+    class Plain(Method):
+        name, title, thinks = "plain", "Plain", False
+
+    monkeypatch.setitem(METHODS, "plain", Plain)
+    assert train.chosen({"task": "parity"}).method == make_method("thinking")
+    with pytest.raises(ValueError, match="Plain is no dataclass"):  # trained before, alone
+        trained_method(Path("checkpoint"), {"method": "plain"})
+
+
 def test_a_method_that_is_no_dataclass_is_refused_for_its_options_would_all_be_true(monkeypatch):
     class Mine(NoCoT):
         shuffles: bool = setting(False, "an option, but not before the class is a dataclass")
@@ -221,6 +233,26 @@ def test_a_method_that_is_no_dataclass_is_refused_for_its_options_would_all_be_t
     assert status == 2 and "method no-cot: Mine is no dataclass; put @dataclass(frozen=True)" in err
     with pytest.raises(ValueError, match="Mine is no dataclass"):
         make_method("no-cot")
+
+
+def test_options_that_share_a_name_may_have_other_defaults_and_those_without_a_flag_any_type(
+    monkeypatch,
+):
+    @dataclass(frozen=True)
+    class Mine(Parity):
+        name: ClassVar = "mine"
+        modulus: int | None = setting(None, "for vars always a number")
+        table: dict | None = None  # no setting, so no flag
+
+    @dataclass(frozen=True)
+    class Other(Parity):
+        name: ClassVar = "other"
+        table: tuple = ()
+
+    monkeypatch.setitem(TASKS, "mine", Mine)
+    monkeypatch.setitem(TASKS, "other", Other)
+    flags = make_parser().parse_args(["train", "mine", "--modulus", "7"])
+    assert flags.modulus == 7
 
 
 @pytest.mark.parametrize(
