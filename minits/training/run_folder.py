@@ -30,7 +30,7 @@ from minits.checkpoint.files import (
     write_text,
 )
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.checkpoint.weights import read_about, write_model
+from minits.checkpoint.weights import ThinkingFile, read_about, write_model
 from minits.methods import METHODS, Method, make_method
 from minits.settings import check_settings, flag
 from minits.tasks import TASKS, Task, make_task
@@ -62,8 +62,9 @@ def origin(plan: Plan) -> Json:
 
 
 def kept_options(kind: Task | Method | type, options: Json) -> Json:
-    """Those of a task's or method's options that go into thinking.json."""
-    kept = names_of(kind) - {*kind.paths} if kind.kept is None else kind.kept
+    """Those of a task's or method's options that go into thinking.json, beside its own keys."""
+    kept = names_of(kind) - {*kind.paths} if kind.kept is None else {*kind.kept}
+    kept -= names_of(ThinkingFile)  # an option called `step`, say
     return {name: value for name, value in options.items() if name in kept}
 
 

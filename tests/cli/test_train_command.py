@@ -150,6 +150,22 @@ def test_a_checkpoint_alone_knows_the_options_of_a_method_of_ones_own(empty, mon
     assert trained_method(checkpoint, read_about(checkpoint)) == Mine(hint="!")
 
 
+def test_an_option_called_as_a_key_of_thinking_json_leaves_it_readable(empty, monkeypatch):
+    @dataclass(frozen=True)
+    class Mine(NoCoT):
+        step: int = setting(2, "the checkpoint's own has this name")
+        base_model: int = setting(3, "and so has this")
+
+    monkeypatch.setitem(METHODS, "no-cot", Mine)
+    options = ["--method", "no-cot", "--step", "5", "--steps", "1"]
+    assert call("train", "parity", *options, *SHORT, "--out", "own")[0] == 0
+    (checkpoint,) = (empty / "own" / "checkpoints").iterdir()
+    about = read_about(checkpoint)
+    assert (about["step"], about["base_model"]) == (1, "tiny")
+    assert trained_method(checkpoint, about) == Mine()  # only its run says more
+    assert trained_method(empty / "own", about) == Mine(step=5)
+
+
 # -- one training at a time, and what a run was trained with ---------------------------------------
 
 
