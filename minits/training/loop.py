@@ -236,10 +236,10 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
                 interrupted = train_stage(training, stop, file, bar, log)
             except ValueError:  # a sample that does not fit; the steps before it are sound
                 if lead and training.done and not settings.no_save:
-                    training.save()
-                    after = f"stopped after step {training.done}, which is saved"
+                    stop.guard(training.save)  # if it fails, the cause to raise is still the sample
                     run = quote(str(training.folder))
-                    stop.guard(log, f"{after}: --model {run} begins with its weights")
+                    saved = stop.error or f"saved: --model {run} begins with its weights"
+                    stop.guard(log, f"stopped after step {training.done}; {saved}")
                 raise
         interrupted = distributed.anyone(stop.asked)
         if lead and not settings.no_save:

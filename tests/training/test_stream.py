@@ -14,7 +14,7 @@ from training_helpers import QUICK, begin, metrics_of, silent, train
 
 from minits.checkpoint.download import finished_checkpoints
 from minits.methods import thinking
-from minits.training import distributed, step
+from minits.training import distributed, loop, step
 from minits.training.loop import TrainingError
 from minits.training.stream import POOL, SampleStream
 
@@ -162,3 +162,21 @@ def test_an_error_among_later_samples_stops_the_run_with_its_reason_and_the_metr
     assert [line["step"] for line in metrics_of(tmp_path)] == [*range(1, POOL + 1)]
     # Hours of training are not lost to one row.
     assert [path.name for path in finished_checkpoints(tmp_path)] == [f"step-{POOL:06d}"]
+
+
+def test_a_sample_that_does_not_fit_is_told_where_saving_fails_too(tmp_path, monkeypatch):
+    training, encode, said = begin(tmp_path), thinking.encode_example, []
+
+    def fail_late(example, tokenizer, config, name):
+        if name == f"training row {4 * POOL}":
+            raise ValueError(f"{name} does not fit")
+        return encode(example, tokenizer, config, name)
+
+    def full(*_arguments):
+        raise OSError("no space; make room")
+
+    monkeypatch.setattr(thinking, "encode_example", fail_late)
+    monkeypatch.setattr(loop, "save_checkpoint", full)
+    with pytest.raises(ValueError, match="does not fit$"):
+        train(training, said.append)
+    assert said[-1] == f"stopped after step {POOL}; no space; make room"
