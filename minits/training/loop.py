@@ -202,8 +202,9 @@ def objects_frozen() -> Iterator[None]:
 def train(training: Training, log: Log, stop: Stop) -> bool:
     """Trains to the last step; returns False if it was interrupted.
 
-    A checkpoint is left then, too, where a sample does not fit, which raises ValueError afterwards,
-    and where output cannot be written (TrainingError); but not if the training itself fails.
+    A checkpoint is left then, too, where a sample of the first process does not fit, which raises
+    ValueError afterwards, and where output cannot be written (TrainingError); but not if the
+    training itself fails.
     Figures are read only at the steps that are logged, for reading them waits for the device;
     metrics.jsonl has every step.
     """
