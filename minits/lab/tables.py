@@ -64,7 +64,8 @@ def benchmarks(book: Book) -> str:
         found = [book.cells(beginning, *sizes) for beginning in BENCHMARKS.values()]
         if any(cell.runs for cells in found for cell in cells):
             columns[line.title] = list(map(in_short, found))
-    words = f"% right, at × CoT's speed if timed: {', '.join(WIDTHS)} (paper: 1.5B); –: not run"
+    words = f"% right, at × CoT's speed if timed: {', '.join(WIDTHS)} (paper: 1.5B); "
+    words += f"{NONE}: not run"
     return markdown([words, *columns], list(zip(BENCHMARKS, *columns.values())))
 
 
@@ -124,8 +125,10 @@ def cell_in_full(name: str, book: Book) -> list[str]:
 
 
 def differences(name: str, cells: Sequence[Cell]) -> Iterator[str]:
-    """Of cells that begin with CoT, No-CoT and Thinking States: each less the first two, a line
-    each, and Thinking States less every other."""
+    """Each method less CoT and No-CoT, Thinking States less every other: a line each.
+
+    cells: of CoT, No-CoT and Thinking States, in this order, then of the others.
+    """
     if len(cells) < 3:
         return  # none of these presets
     cot, no_cot, thinking, *others = cells

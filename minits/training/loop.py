@@ -204,9 +204,8 @@ def train(training: Training, log: Log, stop: Stop) -> bool:
 
     A checkpoint is left then, too, where a sample of the first process does not fit, which raises
     ValueError afterwards, and where output cannot be written (TrainingError); but not if the
-    training itself fails.
-    Figures are read only at the steps that are logged, for reading them waits for the device;
-    metrics.jsonl has every step.
+    training itself fails. Figures are read only at the steps that are logged, for reading them
+    waits for the device; metrics.jsonl has every step.
     """
     settings, lead = training.settings, distributed.rank() == 0
     metrics_file = training.folder / "metrics.jsonl"

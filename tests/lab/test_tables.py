@@ -224,7 +224,11 @@ def test_a_run_on_word_problems_or_two_hop_questions_is_a_line_of_its_table():
     odd["settings"] = odd["settings"] | {"suffix": "Now."}
     found = tables(Book([*runs, odd]))
     gsm = line(found["gsm"], "`gsm/0.5b-thinking`")
-    assert gsm["paper (1.5B)"] == "42.22" and gsm["seed"] == "1" and gsm["training"] == "10 steps, 101 s"
+    assert (
+        gsm["paper (1.5B)"] == "42.22"
+        and gsm["seed"] == "1"
+        and gsm["training"] == "10 steps, 101 s"
+    )
     assert gsm["first / last result, %"] == "50.0 / 25.0" and gsm["c, text after"] == "4, 19 words"
     assert gsm["answer right if the last is, %"] == "–" and gsm["revision"] == "abc1234"
     assert gsm["machine"] == "a card, runs/some-start"

@@ -81,8 +81,8 @@ def test_processes_share_a_step_about_evenly_and_without_overlap(layout, tmp_pat
 def test_only_short_rows_of_one_sample_make_fewer_parts_than_asked_for(layout, n, tmp_path):
     training = begin(tmp_path, layout=layout, accumulate=4, row_tokens=64, max_ops=5)
     counts = set()
-    for step in range(16):
-        rows = training.stream.rows(step)[:n]
+    for number in range(16):
+        rows = training.stream.rows(number)[:n]
         parts = training.stream.parts(rows)
         longest = max(len(row.ids) for row in rows)
         due = -(-4 * longest // 64) if layout == "rows" else 4
