@@ -108,16 +108,18 @@ def methods(book: Book) -> str:
 
 
 def cell_in_full(name: str, book: Book) -> list[str]:
-    """Accuracy, speed-up and seconds of a cell, the paper's beside them."""
+    """Accuracy, speed-up and training of a cell, the paper's beside them."""
     if name not in PRESETS:
         return [NONE] * 3
     cell = book.cell(name)
-    accuracy, seconds = NOT_RUN, NONE
+    accuracy, training = NOT_RUN, NONE
     if cell.runs:
         accuracy = interval(cell.accuracy())
-        seconds = f"{fmean(run['train_seconds'] for run in cell.runs):.0f} s"
-        seconds += f", {len(cell.runs)} seeds" if len(cell.runs) > 1 else ""
-    found = [accuracy, times_over(cell.speed_up()), seconds]
+        training = f"{fmean(run['train_seconds'] for run in cell.runs):.0f} s, "
+        samples = [run["steps"] * run["settings"]["batch_size"] for run in cell.runs]
+        training += f"{fmean(samples) / 1000:.0f}k samples"
+        training += f", {len(cell.runs)} seeds" if len(cell.runs) > 1 else ""
+    found = [accuracy, times_over(cell.speed_up()), training]
     if cell.preset.paper is not None:
         found[0] += f" ({in_paper(cell)})"
         found[1] += f" ({times_over(cell.preset.paper_speed)})"

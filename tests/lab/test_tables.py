@@ -63,7 +63,7 @@ def test_a_cell_is_the_mean_over_seeds_with_the_papers_figure_beside_it():
     rights = [run["test"]["right"] for run in runs]
     found = line(tables(Book(runs))["methods"], "`gsm/0.5b-thinking`")
     assert found["GSM, %"] == f"{percent(difference(rights, ['0' * N]))} (42.22)"
-    assert found["GSM, training"] == "102 s, 2 seeds"
+    assert found["GSM, training"] == "102 s, 1k samples, 2 seeds"
     assert found["2-hop FK, %"] == "not run (54.91)" and found["2-hop PK, speed-up"] == "– (1.23×)"
     alone = line(tables(Book(runs[:1]))["methods"], "`gsm/0.5b-thinking`")["GSM, %"]
     test = runs[0]["test"]
