@@ -3,12 +3,13 @@
 The dense batch has a place for every thought of every chunk, most of them empty, and logits at
 every position. Here rows may hold several samples, index tensors name the few places that matter,
 and T runs apart over the chunks whose thought is trivial, which most are.
-Three samples of 5, 3 and 6 tokens in chunks of 4, packed into rows of 12 (`|` between chunks):
+Three samples of 6, 5 and 3 tokens in chunks of 4, packed into rows of 12 (`|` between chunks),
+the longest first, each where there is room:
 
-    ids        a b c d | e . . . | p q r .        flat position = row * L + place in the row
+    ids        a b c d | e f . . | u v w .        flat position = row * L + place in the row
     positions  0 1 2 3 | 4 5 6 7 | 0 1 2 3        flat chunk    = row * K + chunk in the row
-    segments   0 0 0 0 | 0 0 0 0 | 1 1 1 1
-               u v w x | y z . . | . . . .        the third sample opens the second row
+    segments   0 0 0 0 | 0 0 0 0 | 2 2 2 2
+               p q r s | t . . . | . . . .        the second sample opens the second row
     chunks     0         1         2
                3         4         5
 """

@@ -64,8 +64,10 @@ class SampleStream(Dataset):
         """As `pool`.
 
         With one sample a row, all are sorted by length and cut into batches, so that rows need
-        little padding. Otherwise every batch gets its share of short and long ones, so that all
-        have about as many tokens, and no process encodes the others' samples.
+        little padding; where a stage ends within a pool, lengths and so batches are new, and some
+        of its samples come twice or not at all. Otherwise every batch gets its share of short and
+        long ones, so that all have about as many tokens, and no process encodes the others'
+        samples.
         """
         size = self.settings.batch_size
         rng = random.Random(f"{self.settings.seed}/pool/{number}")
