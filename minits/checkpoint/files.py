@@ -121,6 +121,9 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         flush(temporary)
         os.replace(temporary, path)
+    except OSError as error:
+        error.filename = str(path)  # a full disk names none
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

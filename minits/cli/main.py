@@ -1,5 +1,6 @@
 """The command line: train, infer, eval, bench, report, data. `run.py COMMAND --help` tells more."""
 import argparse
+import errno
 import json
 import os
 import re
@@ -21,6 +22,10 @@ COMMANDS = {
     "bench": bench,
     "report": report,
     "data": data,
+}
+SHUT = ". Change who may read and write there, or name another place."
+ADVICE = {  # what errors of files do not say
+    errno.EACCES: SHUT, errno.EPERM: SHUT, errno.ENOSPC: ". Make room, or name another place."
 }
 LONGEST = 1000  # characters of a message; the middle of a longer one is left out
 
@@ -117,8 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if traceback:
             raise
         failed = isinstance(error, TrainingError)  # which all processes meet alike
-        shut = isinstance(error, PermissionError)
-        advice = ". Change who may read and write there, or name another place." if shut else ""
+        advice = ADVICE.get(getattr(error, "errno", None), "")
         if lead or not failed:
             print(f"run.py {name}: {with_flags(error, parser)}{advice}", file=sys.stderr)
         return 1 if failed else 2

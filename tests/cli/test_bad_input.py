@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_helpers import EVAL, INFER, PROMPT, SHORT, TRAIN, call
+from cli_helpers import EVAL, FAST, INFER, PROMPT, SHORT, TRAIN, call
+
+from minits.checkpoint import files
 
 RESUME = ["train", "--resume", "--out"]
 RESUME_PARITY = ["train", "parity", "--resume", "--out"]
@@ -654,3 +656,14 @@ def test_what_may_not_be_read_is_told_with_what_to_do(inside, monkeypatch):
     status, out, err = call("infer", "--file", "prompts.txt")
     assert status == 2 and out == "" and err.count("\n") == 1
     assert "Permission denied: '" in err and "name another place" in err
+
+
+def test_a_full_disk_is_told_with_the_file_and_what_to_do(inside, monkeypatch):
+    def full(_path):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "flush", full)
+    status, _, err = call(*INFER, PROMPT, *FAST, "--html", "page.html")
+    last = err.splitlines()[-1]
+    assert status == 2 and "device: 'page.html'. Make room, or name another place" in last
+    assert not Path("page.html").exists()
