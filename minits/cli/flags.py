@@ -2,10 +2,11 @@
 import argparse
 import sys
 from collections.abc import Iterable
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from minits.checkpoint.files import present
 from minits.methods import METHODS
@@ -37,6 +38,7 @@ IDLE |= {
     if not method.thinks
 }
 
+SET_BY_FLAGS = {bool, int, float, str, NoneType}
 Given = dict[str, Any]  # the flags that were given, by the names of their settings
 
 
@@ -130,7 +132,7 @@ def not_empty(text: str) -> str:
 def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: str) -> None:
     """The options of all tasks or methods in `table`, each flag once, under those who have it.
 
-    Raises TypeError for an option whose flag has another meaning already.
+    Raises TypeError for an option that no flag can set, or whose flag has another meaning already.
     """
     owners: dict[str, list[str]] = {}
     for name, each in table.items():
@@ -138,6 +140,7 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
         for option in fields(each) if is_dataclass(each) else ():
             if "text" not in option.metadata:
                 continue  # it has no flag
+            check_flag(f"{kind} {name}", option, get_type_hints(each)[option.name])
             having = owners.setdefault(option.name, [])
             if having and form_of(each, option.name) != form_of(table[having[0]], option.name):
                 raise TypeError(
@@ -156,6 +159,18 @@ def add_options(parser: argparse.ArgumentParser, table: dict[str, type], kind: s
                 f"{kind} {', '.join(names)}: {error}: the command has such a flag already; rename "
                 "the option."
             ) from error
+
+
+def check_flag(owner: str, option: Field, hint: Any) -> None:
+    """Raises TypeError for an option that a flag cannot set, or sets to what it is anyway."""
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    bare = option.default is True or option.default is MISSING
+    if bare or not {*kinds} <= SET_BY_FLAGS:
+        raise TypeError(
+            f"{owner}: no flag can set its option {option.name}, whose type is {hint}. It must be "
+            "a bool that is False by default, or an int, float, str or None with any default. "
+            "Change it, or make it a plain field, which has no flag."
+        )
 
 
 def form_of(owner: type, option: str) -> tuple[type, Any]:

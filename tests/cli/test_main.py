@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal, Optional
 
 import pytest
 import run
@@ -269,3 +269,33 @@ def test_an_option_of_ones_own_that_is_called_as_another_flag_is_told(options, w
     monkeypatch.setitem(TASKS, "mine", mine)
     with pytest.raises(TypeError, match=f"^task mine: {what}.*rename"):
         make_parser()
+
+
+@pytest.mark.parametrize(
+    "hint, default",
+    [
+        (bool, setting(True, "given or not, it is true")),
+        (tuple[int, ...], setting((1, 2), "a flag gives an int")),
+        (Literal["a", "b"], setting("a", "choices name them")),
+        (int, setting(text="must be given")),
+    ],
+)
+def test_an_option_of_ones_own_that_no_flag_can_set_is_told(hint, default, monkeypatch):
+    members = {"name": "mine", "__annotations__": {"own": hint}, "own": default}
+    mine = dataclass(frozen=True, kw_only=True)(type("Mine", (Parity,), members))
+    monkeypatch.setitem(TASKS, "mine", mine)
+    with pytest.raises(TypeError, match="^task mine: no flag can set its option own, .*Change it"):
+        make_parser()
+
+
+def test_options_of_all_types_that_a_flag_can_set_are_taken(monkeypatch):
+    @dataclass(frozen=True)
+    class Mine(Parity):
+        name: ClassVar = "mine"
+        one: Optional[int] = setting(None, "as older code writes it")
+        two: float | None = setting(1, "an int as a default")
+        three: str = setting("", "a text", empty=True)
+
+    monkeypatch.setitem(TASKS, "mine", Mine)
+    flags = make_parser().parse_args("train mine --one 1 --two 2.5 --three x".split())
+    assert (flags.one, flags.two, flags.three) == (1, 2.5, "x")
