@@ -329,7 +329,7 @@ def read_tokenizer(
 def save(
     model: ThinkingStates,
     tokenizer: Tokenizer,
-    folder: Path,
+    folder: str | Path,
     about: Json,  # method and origin, for thinking.json
     dtype: torch.dtype | None = None,  # of the files; None: as the weights are
 ) -> None:
@@ -338,6 +338,7 @@ def save(
     What lay beside the tokenizer, when it was loaded, goes with it. Raises ValueError if there is
     something at `folder` already.
     """
+    folder = Path(folder)
     if present(folder):
         raise ValueError(
             f"{folder} exists (it holds {listing(folder)}); nothing is overwritten. Name a new "

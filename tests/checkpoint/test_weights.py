@@ -185,6 +185,12 @@ def test_biases_of_q_k_and_v_are_loaded_though_no_key_asks_for_them(tmp_path):
     assert all(torch.equal(model.backbone.state_dict()[name], stored[name]) for name in biases)
 
 
+def test_a_model_is_saved_where_a_text_says_as_it_is_loaded_from_there(tmp_path):
+    model, tokenizer = load(trained_folder(tmp_path / "run", SHAPE))
+    save(model, tokenizer, str(tmp_path / "copy"), {})
+    assert torch.equal(logits(load(str(tmp_path / "copy"))[0]), logits(model))
+
+
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_saved_folder_gives_equal_logits_in_transformers(tmp_path, tie):
     transformers = pytest.importorskip("transformers")
