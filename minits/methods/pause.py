@@ -80,10 +80,8 @@ class Pause(Curriculum):
         # The last stage is the one past those in which the latents grow, and has no steps at all.
         gone = self.latent_stages + 1 if stage < 0 else self.first_stage + stage
         kept = example.steps[gone:] if gone <= self.latent_stages else ()
-        row = super().encode(replace(example, steps=kept), tokenizer, config, name)
-        prompt = replace(self, latents=self.count(gone)).prompt(example.prompt, tokenizer)
-        ids = prompt + row.ids[row.prompt_length :]
-        return replace(row, ids=ids, prompt_length=len(prompt))
+        example, now = replace(example, steps=kept), replace(self, latents=self.count(gone))
+        return Curriculum.encode(now, example, tokenizer, config, name)
 
     @torch.no_grad()
     def prepare(self, model: ThinkingStates, tokenizer: Tokenizer, about: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
 from minits.methods.method import Listener, Method
-from minits.supervision import Example, Row, encode_prompt, encode_rest
+from minits.supervision import Example, Row, encode_rest
 from minits.tasks.task import Task
 from minits.thinking import Engine, ThinkingConfig
 
@@ -31,7 +31,7 @@ class NoCoT(Method):
         name: str = "row",
         stage: int = -1,
     ) -> Row:
-        prompt = encode_prompt(tokenizer, example.prompt)
+        prompt = self.prompt(example.prompt, tokenizer)
         rest = self.chain(example, tokenizer) + encode_rest(tokenizer, example.answer)
         return Row([*prompt, *rest, tokenizer.eos_id], len(prompt), thoughts=[], name=name)
 

@@ -16,7 +16,7 @@ from minits.checkpoint.tiny import make_tiny
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import CHOICES, load_checkpoint, read_about
 from minits.fast.layouts import round_up
-from minits.supervision import Row
+from minits.supervision import Example, Row
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
@@ -234,8 +234,22 @@ def check_training(training: Training, note: Log) -> None:
         )
     check_overlap(task)
     first = training.stream.pool(0)
+    check_prompt(training, example)
     if training.method.thinks:
         check_chunks([row for step in first for row in step], settings.chunk_size, note)
+
+
+def check_prompt(training: Training, example: Example) -> None:
+    """Raises ValueError if a method of one's own asks otherwise than it is trained."""
+    method, tokenizer = training.method, training.tokenizer
+    row = method.encode(example, tokenizer, training.model.config, example.name or "row 0")
+    trained, asked = row.ids[: row.prompt_length], method.prompt(example.prompt, tokenizer)
+    if trained != asked:
+        raise ValueError(
+            f"--method {method.name}: of {row.name} `encode`, which makes what is trained and "
+            f"evaluated on, has a prompt of {len(trained)} tokens, and `prompt`, with which infer "
+            f"asks, another one, of {len(asked)}. Let `encode` call `prompt`."
+        )
 
 
 def evaluation_sets(training: Training) -> dict[str, Pairs]:

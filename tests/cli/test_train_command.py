@@ -19,13 +19,17 @@ from cli_helpers import EVAL, FAST, PROMPT, QUICK, ROOT, SHORT, TRAIN, call, res
 
 from minits import generate, load
 from minits.checkpoint.files import locked
+from minits.checkpoint.tiny import tiny_tokenizer
+from minits.checkpoint.tokenizer import Tokenizer
 from minits.checkpoint.weights import read_about
 from minits.cli import train
 from minits.cli.main import make_parser
 from minits.cli.models import trained_method, trained_task
 from minits.methods import METHODS
 from minits.methods.plain import NoCoT
+from minits.methods.thinking import Thinking
 from minits.settings import setting
+from minits.tasks import make_task
 from minits.tasks.vars import Vars
 from minits.training import session
 
@@ -164,6 +168,34 @@ def test_an_option_called_as_a_key_of_thinking_json_leaves_it_readable(empty, mo
     assert (about["step"], about["base_model"]) == (1, "tiny")
     assert trained_method(checkpoint, about) == Mine()  # only its run says more
     assert trained_method(empty / "own", about) == Mine(step=5)
+
+
+def test_a_method_of_ones_own_is_trained_on_the_prompt_that_infer_asks_with(empty, monkeypatch):
+    @dataclass(frozen=True)
+    class Twice(NoCoT):
+        def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:
+            return super().prompt(f"{text} {text}", tokenizer)
+
+    monkeypatch.setitem(METHODS, "no-cot", Twice)
+    assert call("train", "parity", "--method", "no-cot", "--steps", "1", *SHORT)[0] == 0
+    example, tokenizer = make_task("parity").example("train", 0, 0), tiny_tokenizer()
+    config = None  # is for methods that think
+    usual, row = (kind().encode(example, tokenizer, config) for kind in (NoCoT, Twice))
+    prompt = Twice().prompt(example.prompt, tokenizer)
+    assert row.ids == prompt + usual.ids[usual.prompt_length :]
+    assert row.prompt_length == len(prompt) > usual.prompt_length
+
+
+def test_a_method_of_ones_own_that_infer_would_ask_otherwise_is_refused(empty, monkeypatch):
+    @dataclass(frozen=True)
+    class Mine(Thinking):
+        def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:
+            return super().prompt(f"{text} The coin.", tokenizer)
+
+    monkeypatch.setitem(METHODS, "thinking", Mine)
+    status, _, err = call(*TRAIN)
+    assert status == 2 and "--method thinking: of " in err and "Let `encode` call `prompt`" in err
+    assert list(empty.iterdir()) == []
 
 
 # -- one training at a time, and what a run was trained with ---------------------------------------
