@@ -100,6 +100,7 @@ def make_model(plan: Plan, checkpoints: list[Path]) -> tuple[ThinkingStates, Tok
     T and C start as copies where that has none, whatever it was trained for.
     """
     settings, task, method = plan
+    torch.manual_seed(settings.seed)  # of weights that T or C of one's own has besides
     choices = {
         name: value for name in CHOICES if (value := getattr(settings, name)) is not None
     }

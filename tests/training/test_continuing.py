@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from training_helpers import (
     SHORT,
     assert_same_bits,
@@ -26,6 +27,7 @@ from minits.checkpoint.weights import load
 from minits.methods import make_method
 from minits.tasks import make_task
 from minits.tasks.parity import Parity
+from minits.thinking import CompressionBlock
 from minits.training import loop, session
 from minits.training.loop import TrainingError
 from minits.training.recipe import Plan, TrainSettings, resolve
@@ -355,3 +357,18 @@ def test_a_full_disk_names_what_was_written_and_the_checkpoint_that_is_left(
         train(training, silent)
     assert checkpoints_in(tmp_path) == ["step-000004"]
     assert begin(tmp_path).done == 4
+
+
+def test_weights_that_a_c_of_ones_own_has_besides_are_those_of_the_seed(tmp_path, monkeypatch):
+    make = CompressionBlock.__init__
+
+    def with_gate(block, config):
+        make(block, config)
+        block.gate = nn.Linear(config.hidden_size, config.hidden_size)
+
+    monkeypatch.setattr(CompressionBlock, "__init__", with_gate)
+    one, same, other = (
+        begin(tmp_path / str(number), seed=seed).model.compression_block.gate.weight
+        for number, seed in enumerate((1, 1, 2))
+    )
+    assert torch.equal(one, same) and not torch.equal(one, other)
