@@ -266,9 +266,19 @@ def read_state(folder: Path, device: str) -> dict[str, Any] | None:
 def keep_metrics(path: Path, step: int) -> None:
     """Drops the metrics of steps that a resumed run will do again.
 
-    There is one line a step, the last one perhaps cut off; a full disk may have lost some.
+    There is one line a step, the last one perhaps cut off; a full disk may have lost some. Raises
+    ValueError naming the line that is none.
     """
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        whole = (line for line in lines if line.endswith("\n"))
-        write_text(path, "".join(line for line in whole if json.loads(line)["step"] <= step))
+    if not path.exists():
+        return
+    kept, text = [], path.read_text(encoding="utf-8", errors="replace")
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(
+                f"{path}, line {number} is no step's metrics: {printable(line.strip(), 60)!r}. "
+                "Take it out; a resume needs none of the lines."
+            ) from error
+    write_text(path, "".join(kept))

@@ -28,7 +28,7 @@ from minits.methods import make_method
 from minits.tasks import make_task
 from minits.tasks.parity import Parity
 from minits.thinking import CompressionBlock
-from minits.training import loop, session
+from minits.training import loop, run_folder, session
 from minits.training.loop import TrainingError
 from minits.training.recipe import Plan, TrainSettings, resolve
 from minits.training.run_folder import kept_options
@@ -372,3 +372,16 @@ def test_weights_that_a_c_of_ones_own_has_besides_are_those_of_the_seed(tmp_path
         for number, seed in enumerate((1, 1, 2))
     )
     assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("line", [b'{"step": 3', b"\0\0\0", b"7", b"{}", b"\xff"])
+def test_a_damaged_line_of_metrics_is_named(line, tmp_path):
+    whole(tmp_path / "run", save_every=4)
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = file.read_bytes().splitlines()
+    file.write_bytes(b"\n".join([*lines[:2], line, *lines[2:], b""]))
+    with pytest.raises(ValueError, match="metrics.jsonl, line 3 is no step's metrics: .*Take it"):
+        run_folder.keep_metrics(file, 4)
+    file.write_bytes(b"\n".join(lines + [line]))  # a last one that is cut off
+    run_folder.keep_metrics(file, 4)
+    assert file.read_bytes().splitlines() == lines[:4]
