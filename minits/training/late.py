@@ -21,17 +21,18 @@ def known_from(chunk: int, place: int, length: int, c: int) -> int:
 def is_late(example: Example, row: Row, tokenizer: Tokenizer, c: int) -> bool | None:
     """Whether a value of the answer is due before a state can hold it.
 
-    None where nothing is known of it: the example has no `values`, or its row no thoughts.
+    None where nothing is known of it: the example has no `values`, or its row no thoughts, or a
+    method has left steps out, so that their numbers are others.
     Raises ValueError, naming the row, for a value without its step.
     """
-    if not (example.values and row.ends):
+    if not (example.values and row.ends) or len(row.ends) != len(example.steps):
         return None
     _, offsets = tokenizer.encode_with_offsets(" " + example.answer)
     for character, step in example.values:
         if step >= len(row.ends):
             raise ValueError(
                 f"{row.name}: a value of the answer names step {step}; there are "
-                f"{len(row.ends)}, from 0 on."
+                f"{len(row.ends)}, from 0 on. Mend the `values` that the task gives it."
             )
         chunk, place = row.ends[step]
         if chunk >= len(row.thoughts):

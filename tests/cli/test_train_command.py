@@ -10,8 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,9 @@ from minits.methods import METHODS
 from minits.methods.plain import NoCoT
 from minits.methods.thinking import Thinking
 from minits.settings import setting
+from minits.supervision import Example, Row
 from minits.tasks import make_task
+from minits.tasks.parity import Parity
 from minits.tasks.vars import Vars
 from minits.training import session
 
@@ -196,6 +199,27 @@ def test_a_method_of_ones_own_that_infer_would_ask_otherwise_is_refused(empty, m
     status, _, err = call(*TRAIN)
     assert status == 2 and "--method thinking: of " in err and "Let `encode` call `prompt`" in err
     assert list(empty.iterdir()) == []
+
+
+def test_a_method_that_leaves_steps_out_is_evaluated_without_late_values(empty, monkeypatch):
+    """A value of the answer names its step by number, and the numbers are others then."""
+
+    @dataclass(frozen=True)
+    class Last(Thinking):
+        def encode(self, example: Example, *arguments: Any) -> Row:
+            return super().encode(replace(example, steps=example.steps[-1:]), *arguments)
+
+    monkeypatch.setitem(METHODS, "thinking", Last)
+    status, out, _ = call(*TRAIN, "--json")
+    assert status == 0 and result(out)["id"]["late_share"] is None
+
+
+def test_a_value_without_its_step_is_told_before_the_first_step(empty, monkeypatch):
+    draw = Parity.draw
+    monkeypatch.setattr(Parity, "draw", lambda *given: replace(draw(*given), values=((0, 99),)))
+    status, _, err = call(*TRAIN, "--out", "run")
+    assert status == 2 and "example 0: a value of the answer names step 99" in err
+    assert not Path("run").exists()
 
 
 # -- one training at a time, and what a run was trained with ---------------------------------------
