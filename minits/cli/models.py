@@ -133,7 +133,11 @@ def trained_method(folder: Path, about: Json) -> Method:
     if (folder / "run.json").exists():
         return read_run(folder).method
     name = about.get("method", "thinking") if about else "no-cot"
-    return make_method(name, **(kept_options(METHODS[name], about) if name in METHODS else {}))
+    options = kept_options(METHODS[name], about) if name in METHODS else {}
+    try:
+        return make_method(name, spell=str, **options)
+    except ValueError as error:
+        raise ValueError(f"{folder}, thinking.json: {printable(error)}") from error
 
 
 def say_limit(about: Json, limit: int | None) -> None:

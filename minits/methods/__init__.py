@@ -2,6 +2,7 @@
 
 A method of one's own is one file: a frozen dataclass that derives from `Method`, and a line here.
 """
+from collections.abc import Callable
 from typing import Any
 
 from minits.methods.coconut import Coconut
@@ -16,10 +17,13 @@ from minits.tasks.task import check_dataclass, table
 METHODS: dict[str, type[Method]] = table(Thinking, NoCoT, CoT, ICoT, Coconut, Pause)
 
 
-def make_method(name: str, **options: Any) -> Method:
-    """The method called `name`. Raises ValueError naming the methods there are, or an option."""
+def make_method(name: str, *, spell: Callable[[str], str] = flag, **options: Any) -> Method:
+    """The method called `name`. Raises ValueError naming the methods there are, or an option.
+
+    spell: how its giver spells options.
+    """
     if name not in METHODS:
         known = ", ".join(METHODS)
-        raise ValueError(f"--method {name!r} is not known; use one of {known}.")
+        raise ValueError(f"{spell('method')} {name!r} is not known; use one of {known}.")
     check_dataclass(METHODS[name], "method")
-    return check_settings(METHODS[name](**options), flag)
+    return check_settings(METHODS[name](**options), spell)

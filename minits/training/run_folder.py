@@ -119,7 +119,7 @@ def read_run(folder: Path) -> Plan:
         options = {k: value for k, value in found.items() if value is not None or k in own}
         mine = pop_fields(options, METHODS[settings.method])
         task = make_task(settings.task, spell=str, **options)
-        return Plan(settings, task, make_method(settings.method, **mine))
+        return Plan(settings, task, make_method(settings.method, spell=str, **mine))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: {printable(error)} Put back what it was, take the version of this package "

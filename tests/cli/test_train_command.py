@@ -222,6 +222,15 @@ def test_a_value_without_its_step_is_told_before_the_first_step(empty, monkeypat
     assert not Path("run").exists()
 
 
+def test_a_checkpoint_of_a_method_that_is_gone_is_told_with_its_file(world, tmp_path):
+    shutil.copytree(world / "trained" / "checkpoints" / "step-000003", tmp_path / "alone")
+    file = tmp_path / "alone" / "thinking.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"method": "mine"}))
+    for command in (["infer", PROMPT], ["eval"]):
+        status, _, err = call(*command, "--run", tmp_path / "alone")
+        assert status == 2 and "alone, thinking.json: method 'mine' is not known" in err
+
+
 # -- one training at a time, and what a run was trained with ---------------------------------------
 
 
