@@ -23,10 +23,12 @@ COMMANDS = {
     "report": report,
     "data": data,
 }
-SHUT = ". Change who may read and write there, or name another place."
-ADVICE = {  # what errors of files do not say
-    errno.EACCES: SHUT, errno.EPERM: SHUT, errno.ENOSPC: ". Make room, or name another place."
-}
+# What errors of files do not say.
+ADVICE = dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS),
+    ". Change who may read and write there, or name another place.",
+)
+ADVICE[errno.ENOSPC] = ". Make room, or name another place."
 LONGEST = 1000  # characters of a message; the middle of a longer one is left out
 
 

@@ -647,15 +647,18 @@ def test_a_misused_command_line_is_told_in_one_line_that_names_the_help(
     assert snapshot(inside) == before
 
 
-def test_what_may_not_be_read_is_told_with_what_to_do(inside, monkeypatch):
+@pytest.mark.parametrize(
+    "number, words", [(13, "Permission denied"), (30, "Read-only file system")]
+)
+def test_what_may_not_be_read_is_told_with_what_to_do(number, words, inside, monkeypatch):
     def shut(path):
-        raise PermissionError(13, "Permission denied", str(path))
+        raise OSError(number, words, str(path))
 
     (inside / "prompts.txt").write_text(PROMPT)
     monkeypatch.setattr(Path, "read_bytes", shut)
     status, out, err = call("infer", "--file", "prompts.txt")
     assert status == 2 and out == "" and err.count("\n") == 1
-    assert "Permission denied: '" in err and "name another place" in err
+    assert f"{words}: '" in err and "name another place" in err
 
 
 def test_a_full_disk_is_told_with_the_file_and_what_to_do(inside, monkeypatch):
