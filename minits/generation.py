@@ -43,7 +43,7 @@ class GenerationConfig:
         choices=PREFILLS,
     )
     draft: str = setting(
-        "trivial", "what speculation expects of thoughts not yet known", choices=tuple(DRAFTS)
+        "trivial", "what speculation expects of thoughts not yet known", choices=DRAFTS
     )
     lookahead: int | None = setting(
         None, "chunks to speculate ahead at first; default: to the end of the prompt", least=1

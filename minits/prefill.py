@@ -145,6 +145,13 @@ def prefill_sequential(
 
 # -- speculation -----------------------------------------------------------------------------------
 
+# What the next round drafts for the thoughts that are not final.
+# - trivial: all are trivial. The paper's algorithm: exactly |R| + 1 rounds without a lookahead.
+# - carry: what this round found after the first mismatch, a fixed-point iteration. Exact too, and
+#   fewer rounds where thoughts depend on the text more than on one another; but not bounded, for a
+#   draft made under a wrong state can be worse than none.
+DRAFTS = ("trivial", "carry")
+
 
 @dataclass
 class Speculation:
@@ -182,7 +189,7 @@ def prefill_speculative(
     slots: int,
     *,
     limit: int | None = None,
-    draft: str = "trivial",  # a key of DRAFTS
+    draft: str = "trivial",  # one of DRAFTS
     lookahead: int | None = None,  # chunks to speculate ahead at first; None: to the end
     thinks: bool = True,
     hook: Intervention = NOTHING,
@@ -225,8 +232,8 @@ def prefill_speculative(
             spec.t += right
             spec.final += thoughts[:right]
             left = max(spec.chunks - spec.t - 1, 0)
-            drafts = [*DRAFTS[draft](thoughts[right:]), *[nothing] * left]
-            spec.drafts = drafts[:left]
+            # Only "carry" finds thoughts after the first mismatch.
+            spec.drafts = [*thoughts[right:], *[nothing] * left][:left]
 
     out = engine.upper(H[:, :L], frame)
     for row, (spec, length) in enumerate(zip(specs, reading.lengths)):
@@ -312,17 +319,6 @@ def think_ahead(
     for (row, i), thought in zip(wanted, said(wanted, limit)):
         found[row][i] = thought
     return found
-
-
-# -- what is drafted, and how far ahead: the paper's choice, and what goes beyond it ---------------
-
-# What the next round expects of the thoughts not yet known, given what this one found after the
-# first mismatch; filled up with trivial ones.
-# - trivial: nothing. The paper's algorithm: exactly |R| + 1 rounds without a lookahead.
-# - carry: the same again, a fixed-point iteration. Exact too, and fewer rounds where thoughts
-#   depend on the text more than on one another; but not bounded, for a draft made under a wrong
-#   state can be worse than none.
-DRAFTS = {"trivial": lambda found: [], "carry": lambda found: found}
 
 
 def next_lookahead(spec: Speculation, right: int, found: Sequence[Thought]) -> int:
