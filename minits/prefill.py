@@ -200,11 +200,12 @@ def prefill_speculative(
     not needed before all is final, so each of them runs once.
     """
     reading = Reading.begin(engine, prompts, slots)
-    c, nothing, thinks = engine.config.chunk_size, engine.config.nothing, thinks and engine.thinks
+    c, trivial = engine.config.chunk_size, engine.config.trivial_thought
+    thinks = thinks and engine.thinks
     specs = []
     for length in reading.lengths:
         K = -(-length // c)
-        specs.append(Speculation(K, lookahead or K, [nothing] * (K - 1)))
+        specs.append(Speculation(K, lookahead or K, [trivial] * (K - 1)))
     L = max(spec.chunks for spec in specs) * c
     frame = engine.frame(reading.positions(L), reading.cache)
     ids = pad(prompts, engine.config.pad_id, L, engine.device)
@@ -233,7 +234,7 @@ def prefill_speculative(
             spec.final += thoughts[:right]
             left = max(spec.chunks - spec.t - 1, 0)
             # Only "carry" finds thoughts after the first mismatch.
-            spec.drafts = [*thoughts[right:], *[nothing] * left][:left]
+            spec.drafts = [*thoughts[right:], *[trivial] * left][:left]
 
     out = engine.upper(H[:, :L], frame)
     for row, (spec, length) in enumerate(zip(specs, reading.lengths)):
@@ -256,12 +257,12 @@ def run_round(
     hook: Intervention,
 ) -> Tensor:
     """One parallel pass over every row's next chunks, under drafts: their H [B, width, c, E]."""
-    c, nothing, L = engine.config.chunk_size, engine.config.nothing, X.shape[1]
+    c, trivial, L = engine.config.chunk_size, engine.config.trivial_thought, X.shape[1]
     width = max(spec.width for spec in specs)
     entering, places, edges = [], [], []
     for row, (spec, length) in enumerate(zip(specs, reading.lengths)):
-        known = spec.final[-1:] or [nothing]
-        entering += [*known, *spec.drafts, *[nothing] * width][:width]
+        known = spec.final[-1:] or [trivial]
+        entering += [*known, *spec.drafts, *[trivial] * width][:width]
         places += [(row, spec.t - 1 + i) for i in range(width)]
         end = (spec.t + spec.width) * c
         edges.append((spec.t * c, min(end, length)))
@@ -295,7 +296,7 @@ def think_ahead(
     """
     c = engine.config.chunk_size
 
-    def said(pairs: Sequence[tuple[int, int]], limit: int | None) -> list[Thought]:
+    def think(pairs: Sequence[tuple[int, int]], limit: int | None) -> list[Thought]:
         if not pairs:
             return []
         rows, columns = on_device(pairs, h.device).T
@@ -309,14 +310,14 @@ def think_ahead(
     ]
     found: list[list[Thought]] = [[] for _ in specs]
     wanted: list[tuple[int, int]] = []
-    for (row, i), thought in zip(pairs, said(pairs, 1)):
+    for (row, i), thought in zip(pairs, think(pairs, 1)):
         thoughts = found[row]
         if draft == "trivial" and thoughts and not thoughts[-1].trivial:
             continue
         thoughts.append(thought)
         if not thought.trivial:
             wanted.append((row, i))
-    for (row, i), thought in zip(wanted, said(wanted, limit)):
+    for (row, i), thought in zip(wanted, think(wanted, limit)):
         found[row][i] = thought
     return found
 

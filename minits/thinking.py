@@ -75,8 +75,8 @@ class ThinkingConfig:
         return self.eos_ids[0]
 
     @property
-    def nothing(self) -> Thought:
-        """The trivial thought."""
+    def trivial_thought(self) -> Thought:
+        """EOS alone."""
         return Thought([self.thought_end])
 
 
