@@ -6,7 +6,7 @@ Decoding is greedy. It goes on thinking: a chunk that generated tokens complete 
 a state too. So does the paper for the prompt's last chunk (footnote in section 3), but it leaves
 thoughts within the answer to future work; `think_while_decoding=False` has neither.
 """
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -191,34 +191,33 @@ def stream_ids(engine: Engine, prompt: Sequence[int], **options) -> Iterator[Eve
 def generate_ids(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
-    *,
-    listen: Callable[[int, Event], None] | None = None,
-    read: Callable[..., Reading] = prefill,
     **options,
 ) -> list[GenerationResult]:
     """Answers for `prompts` (lists of ids) as one batch; each is that of its prompt alone.
 
-    options: the fields of `GenerationConfig`. listen: told each event as it comes, as (row, token
-    or thought), the thoughts of the prompts first. read: how prompts are read. Raises ValueError
-    for what does not fit.
+    options: the fields of `GenerationConfig`. Raises ValueError for what does not fit.
     """
     if not prompts:
         return []
     config = GenerationConfig(**options)
-    reading = read(engine, prompts, config)
-    answers = [[] for _ in prompts]
+    return decode_all(engine, prefill(engine, prompts, config), config)
+
+
+def decode_all(
+    engine: Engine, reading: Reading, config: GenerationConfig
+) -> list[GenerationResult]:
+    """Continues each row to its end."""
+    answers = [[] for _ in reading.lengths]
     for row, event in decode(engine, reading, config):
-        if listen:
-            listen(row, event)
         if isinstance(event, int):
             answers[row].append(event)
-    return results(engine, config, reading, answers)
+    return results(engine, reading, config, answers)
 
 
 def results(
     engine: Engine,
-    config: GenerationConfig,
     reading: Reading,
+    config: GenerationConfig,
     answers: Sequence[list[int]],
 ) -> list[GenerationResult]:
     """What each row gave, from all that was thought and said."""
@@ -250,7 +249,7 @@ def generate(
     """Answers for `prompts` (texts), with the texts of answer and thoughts filled in.
 
     tokenizer: that of `load`. options: the fields of `GenerationConfig`, max_new_tokens, prefill
-    and hook (an `Intervention`) among them, and `listen` of `generate_ids`, whose errors it raises.
+    and hook (an `Intervention`) among them. Raises as `generate_ids`.
     """
     if isinstance(prompts, str):
         raise ValueError(f"prompts is one text; give a list of texts: [{prompts[:40]!r}].")

@@ -241,7 +241,7 @@ def answer_batch(
         if all(row.ended for row in rows):
             break
     reading.thoughts = [row.thoughts for row in rows]  # none from after a stop
-    found = results(engine, config, reading, [row.ids for row in rows])
+    found = results(engine, reading, config, [row.ids for row in rows])
     seconds, answers = time.perf_counter() - started, []
     for row, result in zip(rows, found):
         result = with_texts(result, tokenizer)

@@ -1,18 +1,16 @@
 """What training and evaluation need of a method."""
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
 from minits.fast.layouts import LAYOUTS
-from minits.generation import Event, GenerationConfig, GenerationResult, generate_ids, prefill
+from minits.generation import GenerationConfig, GenerationResult, decode_all, prefill
 from minits.prefill import Reading
 from minits.supervision import Example, Row, encode_prompt
 from minits.tasks.task import Task
 from minits.teacher_forcing import Losses
 from minits.thinking import Engine, ThinkingConfig, ThinkingStates
-
-Listener = Callable[[int, Event], None]  # told (row, token or thought) as they come
 
 
 class Stage(NamedTuple):
@@ -93,11 +91,7 @@ class Method(Protocol):
         return prefill(engine, prompts, config)
 
     def answer(
-        self,
-        engine: Engine,
-        prompts: Sequence[Sequence[int]],
-        config: GenerationConfig,
-        listen: Listener | None = None,
+        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
     ) -> list[GenerationResult]:
-        """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
-        return generate_ids(engine, prompts, listen=listen, read=self.read, **vars(config))
+        """Answers for prompts (ids) as one batch."""
+        return decode_all(engine, self.read(engine, prompts, config), config)

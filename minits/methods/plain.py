@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.generation import GenerationConfig, GenerationResult
-from minits.methods.method import Listener, Method
+from minits.methods.method import Method
 from minits.supervision import Example, Row, encode_rest
 from minits.tasks.task import Task
 from minits.thinking import Engine, ThinkingConfig
@@ -36,15 +36,11 @@ class NoCoT(Method):
         return Row([*prompt, *rest, tokenizer.eos_id], len(prompt), thoughts=[], name=name)
 
     def answer(
-        self,
-        engine: Engine,
-        prompts: Sequence[Sequence[int]],
-        config: GenerationConfig,
-        listen: Listener | None = None,
+        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
     ) -> list[GenerationResult]:
         # Without thoughts nothing has to be waited for: every prompt is read in one pass.
         one_pass = replace(config, think=False, prefill="speculative")
-        return super().answer(engine, prompts, one_pass, listen)
+        return super().answer(engine, prompts, one_pass)
 
 
 @dataclass(frozen=True)
