@@ -300,7 +300,8 @@ def train_and_evaluate(
     folder, start, task = training.folder, training.done, training.task
     finished = train(training, log, stop)
     # The others only take part in the steps, and do not wait for the evaluation.
-    training.optimizer_step.leave()
+    training.optimizer_step.release()
+    distributed.leave()
     place = {"step": training.done, "run": str(folder)}
     if not (distributed.rank() == 0 and finished):
         return {"interrupted": not finished} | place

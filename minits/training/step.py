@@ -82,20 +82,15 @@ class OptimizerStep:
             self.graphs.captured.clear()
 
     def release(self) -> None:
-        """Frees the memory of steps, of which none can follow.
+        """Frees the memory of steps; none can follow.
 
-        The graphs know this object and it knows them: no one frees such a pair while Python's
-        collector is frozen.
+        The graphs refer to this object and it refers to them: only Python's collector frees such a
+        cycle, and it may be frozen. DDP holds the group of processes.
         """
         self.wrapped, self.graphs = self.loss_module, None
         self.optimizer.zero_grad(set_to_none=True)
         if self.cuda:
             torch.cuda.empty_cache()
-
-    def leave(self) -> None:
-        """As `release`, and leaves the group of processes."""
-        self.release()
-        distributed.leave()
 
     def __call__(self, parts: Sequence[FlatBatch], rate: float) -> Tensor:
         """One step on `parts` at that learning rate.

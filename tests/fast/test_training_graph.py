@@ -147,7 +147,7 @@ def test_after_the_last_step_the_memory_of_the_graphs_is_free(tmp_path):
     train_step(training, training.stream.rows(0))
     torch.cuda.empty_cache()  # of all but the graphs
     before = torch.cuda.memory_reserved()
-    training.optimizer_step.leave()
+    training.optimizer_step.release()
     assert torch.cuda.memory_reserved() < before
 
 

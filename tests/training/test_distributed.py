@@ -111,7 +111,8 @@ training = begin()
 rows = training.stream.rows(0)
 read_figures(training, take_step(training, rows, training.stream.parts(rows)))
 found["threads"] = threads()
-training.optimizer_step.leave()
+training.optimizer_step.release()
+distributed.leave()
 found["threads afterwards"] = threads()
 
 graphs, compiled = [], torch.nn.Module.compile
@@ -132,7 +133,8 @@ found["graphs"] = len(graphs)
 torch._dynamo.reset()
 training.optimizer_step.loss_module(batch)
 found["graphs alone"] = len(graphs) - found["graphs"]
-training.optimizer_step.leave()
+training.optimizer_step.release()
+distributed.leave()
 print(json.dumps(found))
 """
 
