@@ -115,10 +115,10 @@ class Training:
         about = {"step": self.done}
         save_checkpoint(self.folder, self.plan, self.model, self.tokenizer, about, state)
 
-    def compete(self, accuracy: float) -> str:
-        """With --keep-best: keeps the weights if none before were better.
+    def keep_if_best(self, accuracy: float) -> str:
+        """With --keep-best: keeps the weights if none before were better; returns a log line.
 
-        Returns a line about it for the log. What competed before an interruption does not again.
+        Weights that were evaluated before an interruption are not kept again.
         """
         if not self.settings.keep_best:
             return ""
@@ -133,8 +133,8 @@ class Training:
             save_checkpoint(self.folder, self.plan, self.model, self.tokenizer, about, None)
         return "\nthe best so far"
 
-    def take_best(self) -> None:
-        """Puts the best weights in the place of the last ones; no step may follow."""
+    def load_best(self) -> None:
+        """Replaces the last weights by the best ones; no step may follow."""
         weights = self.best_weights
         if weights is None:
             kept = finished_checkpoints(self.folder, "best")[-1]
@@ -272,7 +272,7 @@ def train_stage(training: Training, stop: Stop, file: TextIO, bar: tqdm, log: Lo
         at_end.callback(write_metrics, training, unread, file, stop)
         while training.done < training.stage_end and not interrupted:
             started = time.perf_counter()
-            taken = take_step(training, *next_of(batches))
+            taken = take_step(training, *next_batch(batches))
             seconds = training.seconds + time.perf_counter() - started
             taken.metrics["seconds"] = round(seconds, 3)
             unread.append(taken)
@@ -320,7 +320,7 @@ def write_metrics(training: Training, unread: list[TakenStep], file: TextIO, sto
     return metrics
 
 
-def next_of(batches: Iterator) -> tuple[list[Row], list[FlatBatch]]:
+def next_batch(batches: Iterator) -> tuple[list[Row], list[FlatBatch]]:
     """The next samples. Raises TrainingError if the process that draws them is gone."""
     try:
         return next(batches)
@@ -363,7 +363,7 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
     rows = evaluation_rows(training, task.splits[1], n, number if stage.partial else -1)
     report = stop.unless_asked(measure, training, rows)
     if report:
-        kept = "" if stage.partial else training.compete(report["accuracy"])
+        kept = "" if stage.partial else training.keep_if_best(report["accuracy"])
         after = f" ({stage.name})" if stage.partial else ""
         stop.guard(log, f"step {training.done}{after}: {describe(report, task.unit)}{kept}")
 

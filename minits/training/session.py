@@ -312,10 +312,10 @@ def train_and_evaluate(
         predictions = folder / f"predictions_{split}.jsonl"
         report = stop.unless_asked(measure, training, chosen, predictions)
         if report and training.settings.keep_best and not reports:
-            training.compete(report["accuracy"])  # the last weights, too
+            training.keep_if_best(report["accuracy"])  # the last weights, too
             stop.guard(log, f"the best weights are those of step {training.best_step}")
             if training.best_step != training.done:
-                training.take_best()
+                training.load_best()
                 report = stop.unless_asked(measure, training, chosen, predictions)
         if report:
             reports[split] = report

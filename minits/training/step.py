@@ -49,7 +49,7 @@ class OptimizerStep:
         self.loss_weights = torch.tensor([1.0, settings.thought_weight], device=self.device)
         self.stopped = torch.zeros((), device=self.device)
         alone = distributed.world() == 1
-        self.wrapped = self.loss_module if alone else self.in_group()
+        self.wrapped = self.loss_module if alone else self.in_ddp()
         self.graphs = None
         if self.cuda and alone:
             self.graphs = StepGraphs(
@@ -62,8 +62,8 @@ class OptimizerStep:
                 # For the first shape, the backbone's; then once more for all others, T's and C's.
                 layer.compile()
 
-    def in_group(self) -> DistributedDataParallel:
-        """The losses, whose gradients are averaged over the processes."""
+    def in_ddp(self) -> DistributedDataParallel:
+        """The loss module in DDP, which averages its gradients over the processes."""
         return DistributedDataParallel(
             self.loss_module,
             device_ids=[self.device.index] if self.cuda else None,
@@ -108,7 +108,7 @@ class OptimizerStep:
 
     def step(self, parts: Sequence[FlatBatch]) -> Tensor:
         """The step on batches that lie on the device, at the rate that is set."""
-        return self.descend(self.gradients(parts))
+        return self.update(self.gradients(parts))
 
     def gradients(self, parts: Sequence[FlatBatch]) -> Tensor:
         """Leaves the gradients with the parameters; [2]: mean answer loss, mean thought loss.
@@ -134,10 +134,10 @@ class OptimizerStep:
             losses = losses + means.detach()
         return distributed.total(losses)
 
-    def descend(self, losses: Tensor) -> Tensor:
+    def update(self, losses: Tensor) -> Tensor:
         """Changes the weights, unless a figure is not finite; [3]: `losses`, gradient norm."""
-        having = [p for p in self.parameters if p.grad is not None]
-        norm = get_total_norm([p.grad for p in having])
+        used = [p for p in self.parameters if p.grad is not None]
+        norm = get_total_norm([p.grad for p in used])
         figures = torch.cat([losses, norm[None]])
         failed = ~figures.isfinite().all()
         self.stopped.copy_(torch.maximum(self.stopped, failed.float()))
@@ -148,7 +148,7 @@ class OptimizerStep:
             self.optimizer.found_inf = self.stopped
             self.optimizer.step()
         elif not self.stopped:
-            clip_grads_with_norm_(having, self.settings.clip, norm)
+            clip_grads_with_norm_(used, self.settings.clip, norm)
             self.optimizer.step()
         return figures
 

@@ -37,9 +37,9 @@ class SampleStream(Dataset):
         self.cuda = self.settings.device.startswith("cuda")
         kind = BucketedSizes if self.cuda else ExactSizes
         self.sizes = self.sizes or kind(least=int(self.method.thinks))
-        # On CUDA two other processes draw samples ahead: one draws about as many of gsm as 0.5B
-        # learns from. A thread would take Python's lock from the launches: of every 8 steps of
-        # 0.26 s on each of two H200s 1 s was lost.
+        # On CUDA two worker processes draw samples ahead: one alone just keeps up with 0.5B on gsm.
+        # A thread would take Python's lock from the kernel launches: it cost 1 s of every 8 steps
+        # of 0.26 s on each of two H200s.
         self.workers = 2 * self.cuda
         self.pools: dict[int, list[list[Row]]] = {}  # the newest alone
 
@@ -61,7 +61,7 @@ class SampleStream(Dataset):
         return self.pools[number]
 
     def draw_pool(self, number: int) -> list[list[Row]]:
-        """As `pool`.
+        """Draws and encodes a pool.
 
         With one sample a row, all are sorted by length and cut into batches, so that rows need
         little padding; where a stage ends within a pool, lengths and so batches are new, and some
@@ -77,21 +77,22 @@ class SampleStream(Dataset):
             rows = sorted((self.row(*each) for each in samples), key=lambda row: len(row.ids))
             batches = [rows[i : i + size] for i in range(0, len(rows), size)]
             rng.shuffle(batches)
-            return [self.own(batch) for batch in batches]
+            return [self.shard(batch) for batch in batches]
         samples.sort(key=lambda each: each[1].size)
-        shares = [self.own(samples[i::POOL]) for i in range(POOL)]
+        shares = [self.shard(samples[i::POOL]) for i in range(POOL)]
         for each in (shares, *shares):
             rng.shuffle(each)
         return [[self.row(*each) for each in share] for share in shares]
 
     @staticmethod
-    def own(samples: list) -> list:
-        """This process's part of `samples`, which come by size and are dealt back and forth.
+    def shard(samples: list) -> list:
+        """This process's share of `samples`, which are sorted by size.
 
-        So all processes get about as many tokens, and wait little for one another.
+        They are dealt out back and forth (0 1 1 0 0 1 …), so that all processes get about as many
+        tokens, and wait little for one another.
         """
         rank, period = distributed.rank(), 2 * distributed.world()
-        turns = (rank, period - 1 - rank)  # forth and back
+        turns = (rank, period - 1 - rank)
         return [sample for i, sample in enumerate(samples) if i % period in turns]
 
     def example(self, index: int) -> Example:
@@ -119,11 +120,11 @@ class SampleStream(Dataset):
         return row
 
     def parts(self, rows: list[Row]) -> list[FlatBatch]:
-        """A step's samples in at most `accumulate` batches; for a card in pinned memory.
+        """A step's samples in at most `accumulate` micro-batches, on CUDA in pinned memory.
 
-        They are dealt out in turn: samples that come by length so make parts of nearly always the
-        same width, and few graphs are captured. With one sample a row, short ones need less memory,
-        so fewer parts: a step of Coconut on 128 rows of 96 tokens (0.5B, an H200, compiled) takes
+        Every count-th sample goes to one part: sorted samples then make parts of nearly the same
+        width, so few graphs are captured. With one sample a row, short rows need less memory, so
+        fewer parts do: a step of Coconut on 128 rows of 96 tokens (0.5B, an H200, compiled) takes
         138 ms in one part, 181 in two.
         """
         settings = self.settings
@@ -155,7 +156,7 @@ class SampleStream(Dataset):
             batch_size=None,
             sampler=numbers,
             num_workers=self.workers,
-            collate_fn=as_it_is,
+            collate_fn=identity,
             worker_init_fn=ignore_signals,
         )
         error, pools = None, iter(loader)
@@ -188,8 +189,8 @@ def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
     return order
 
 
-def as_it_is(pool: list[list[Row]]) -> list[list[Row]]:
-    """What the loader makes of a pool: nothing. It would look for tensors in it otherwise."""
+def identity(pool: list[list[Row]]) -> list[list[Row]]:
+    """How the loader collates a pool: not at all. By default it would look for tensors in it."""
     return pool
 
 
