@@ -149,8 +149,8 @@ def decode(
         active = yield from tell(active, tokens)
         if not active:
             return
-        # Nobody has to think before a row completes its chunk, so that many tokens are read before
-        # the host looks at them. A row that ends in between reads on for nothing.
+        # No row thinks before one completes its chunk, so that many tokens are read before the host
+        # looks at them. A row that ends earlier reads on in vain.
         steps = min(min(c - reading.lengths[row] % c, left[row]) for row in active)
         starts = [cache.trash] * len(tokens)
         for row in active:

@@ -23,8 +23,8 @@ class Intervention:
 
     For measuring, for ablations, for "what if". This one changes nothing; derive from it. A place
     is (row, chunk): the thought after that chunk, and the state that follows from it. Speculation
-    asks about drafts, too, and more than once about a place: the last time is the one that counts.
-    It alone asks about chunk -1, the 0 that the first chunk reads, and about padding: leave those.
+    asks about drafts, too, and more than once about a place: the last call counts. It alone asks
+    about chunk -1 (the zero state of the first chunk) and about padding: change neither.
     """
 
     def thought(self, row: int, chunk: int) -> Sequence[int] | None:
@@ -79,7 +79,7 @@ class Reading:
     def add_thoughts(
         self, engine: Engine, rows: list[int], thoughts: Sequence[Thought], hook: Intervention
     ) -> None:
-        """A thought more for each of `rows`, whose next chunk reads the state after it."""
+        """Adds a thought to each of `rows`; the row's next chunk reads the state after it."""
         places = [(row, len(self.thoughts[row])) for row in rows]
         states = hook.states(places, engine.states([thought.ids for thought in thoughts]))
         self.state[on_device(rows, self.state.device)] = states
@@ -169,7 +169,7 @@ class Speculation:
         return min(self.lookahead, self.chunks - self.t)
 
     def accept(self, found: Sequence[Thought]) -> int:
-        """How many chunks of the round came out right, whose thoughts are `found`.
+        """How many chunks of the round were right, given the thoughts `found` after them.
 
         Chunk t ran under its true state, so it is right. Chunk t + 1 is right too if the thought
         drafted for it is the one that chunk t gave, and so on up to the first mismatch.
@@ -275,7 +275,7 @@ def run_round(
     S = states.view_as(x)
     frame = engine.frame(positions.where(real, reading.cache.trash), reading.cache)
     h = engine.middle(x + S, frame)
-    # Chunks that were wrong are run, and written, again.
+    # Chunks that prove wrong are run and written again.
     H[rows, positions.where(real, L)] = h
     return h.unflatten(1, (width, c))
 
@@ -291,8 +291,8 @@ def think_ahead(
 ) -> list[list[Thought]]:
     """The thoughts of each row's complete chunks in this round, all of them as one batch.
 
-    One token of T tells which thoughts are trivial, so only the others are decoded. Under trivial
-    drafts a row's list ends with its first other one, for that makes all later ones void.
+    One token of T tells which thoughts are trivial, so only the others are decoded. With trivial
+    drafts a row's list ends with its first other one: the chunks behind it read a wrong state.
     """
     c = engine.config.chunk_size
 

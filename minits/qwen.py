@@ -95,13 +95,13 @@ class Frame:
     ) -> None:
         self.window, self.positions = config.sliding_window, positions
         self.cache, self.span = cache, span
-        # Padding may stand past the table: where it stands does not matter.
+        # Padding may lie past the table; its angles do not matter.
         within = positions.clamp(max=table.shape[1] - 1)
         self.cos, self.sin = table[:, within][:, :, None]  # [B, 1, L, D] each
 
     @cached_property
     def full(self) -> Tensor:
-        """[B, 1, L, span], bool: whom each query sees in a dense layer."""
+        """[B, 1, L, span], bool: which keys each query sees in a dense layer."""
         keys = torch.arange(self.span, device=self.positions.device)
         return (keys <= self.positions[:, :, None])[:, None]
 
@@ -146,7 +146,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention. q, k and v have biases, a property of qwen2 that no key asks for."""
+    """Grouped-query attention. q, k and v have biases, as in all qwen2: no config key says so."""
 
     def __init__(self, config: QwenConfig) -> None:
         super().__init__()
@@ -264,7 +264,7 @@ class Qwen2ForCausalLM(nn.Module):
     def run_layers(self, x: Tensor, layers: range, frame: Frame) -> Tensor:
         """x [B, L, E] through the layers with numbers in `layers` -> [B, L, E].
 
-        A long pass goes piece by piece, for what a piece needs of those before lies in the cache.
+        With a cache a long pass goes piece by piece: each finds those before it in the cache.
         """
         pieces = in_pieces(x, frame.positions)
         if frame.cache is not None and len(pieces) > 1:

@@ -13,8 +13,8 @@ BOUNDS = {"least": (ge, "at least"), "above": (gt, "more than"), "most": (le, "a
 def setting(default: Any = MISSING, text: str = "", **about: Any) -> Any:
     """A dataclass field. text: meaning and unit.
 
-    about: least, most (bounds, both allowed), above (a bound that is not), choices (the values
-    there are), empty (an empty text is a value), positional (no flag), free (may be chosen beside a
+    about: least, most (inclusive bounds), above (an exclusive one), choices (all values), empty (an
+    empty text is a value, too), positional (an argument, not a flag), free (may be given beside a
     preset).
     """
     return field(default=default, metadata={"text": text, **about})
@@ -30,7 +30,7 @@ def check_settings(config: Any, spell: Callable[[str], str] = str) -> Any:
         value, about = getattr(config, each.name), each.metadata
         name, hint = spell(each.name), hints[each.name]
         kinds = get_args(hint) or (hint,)
-        whole = type(value) is int and float in kinds  # does for a float
+        whole = type(value) is int and float in kinds  # an int will do for a float
         # Fields that are no `setting` (a hook, say) have no text; they may hold anything.
         if "text" in about and type(value) not in kinds and not whole:
             raise ValueError(f"{name} is {value!r}, which is no value for it.")
@@ -41,7 +41,7 @@ def check_settings(config: Any, spell: Callable[[str], str] = str) -> Any:
             known = ", ".join(map(str, choices))
             raise ValueError(f"{name} {value!r} is not known; use one of {known}.")
         for bound, (holds, words) in BOUNDS.items():
-            # Asked so that a value that is no number (nan) fails.
+            # `not holds`, so that nan fails.
             if bound in about and not holds(value, about[bound]):
                 raise ValueError(f"{name} {value}: must be {words} {about[bound]}.")
     return config

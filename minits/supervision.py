@@ -105,8 +105,8 @@ def steps_to_tokens(
     """(token, text with a leading space) of each step, given the tokens' (start, end) characters.
 
     A step belongs to the token that holds the character before its marker (a marker at character
-    0: to token 0). Steps at one place go to consecutive tokens from there, and no step to a token
-    before that of its predecessor; those past the last token are joined there with a separator.
+    0: to token 0). Steps at one place go to consecutive tokens from there, and no step goes before
+    its predecessor's token. Steps past the last token are joined there with a separator.
 
     Raises ValueError if the steps are not in the order of the text, or if there is no token.
     """

@@ -20,7 +20,7 @@ from minits.cache import KVCache
 from minits.qwen import DecoderLayer, Frame, Qwen2ForCausalLM, QwenConfig, RMSNorm
 from minits.tensors import in_order, on_device, pad
 
-# Of each chunk: the ids that T is made to say, or None for its own.
+# For each chunk: the ids that T is made to say, or None for its own.
 Scripts = Sequence[Sequence[int] | None]
 
 
@@ -190,7 +190,7 @@ class ThinkingStates(nn.Module):
         return self.backbone.model.embed_tokens.weight.device
 
     def copy_blocks(self) -> None:
-        """T and C start as copies of parts of the backbone (appendix A.1, which has no T.norm)."""
+        """T and C start as copies of parts of the backbone (appendix A.1, silent on T.norm)."""
         model, T, C = self.backbone.model, self.thinking_block, self.compression_block
         pairs = [
             (T.layer, model.layers[-1]),
