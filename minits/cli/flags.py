@@ -14,7 +14,7 @@ from minits.settings import check_settings, flag, setting
 from minits.tasks import TASKS
 from minits.training.recipe import names_of, pop_fields
 
-# What another setting is (None: not given; True: given), and the flags that do nothing then.
+# (a setting, its value): the flags that do nothing then. None: not given; True: given.
 IDLE = {
     ("prefill", "sequential"): "draft lookahead",
     ("model", None): "revision",

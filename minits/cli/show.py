@@ -90,7 +90,7 @@ class InlineText:
         self.show(self.decoder.end() + "  ->")
 
     def take(self, event: Event) -> None:
-        """The next event; none counts after the end."""
+        """Takes the next event; after the end it is ignored."""
         if self.ended:
             return
         if isinstance(event, Thought):

@@ -47,7 +47,7 @@ class LatentBatch(Tensors):
 
 
 class LatentCache(DifferentiableKVCache):
-    """One whose type may be less wide than that of the keys: autocast leaves those in float32."""
+    """One whose dtype may be narrower than that of the keys, which autocast leaves in float32."""
 
     def write(self, layer: int, k: Tensor, v: Tensor, positions: Tensor) -> None:
         kind = self.k[layer].dtype
@@ -113,8 +113,8 @@ class Coconut(Pause):
         prompt, rest = embedded.split([P, R], dim=1)
         casts = torch.is_autocast_enabled(device.type)
         slots = BucketedSizes().width(P + k + R, 1)  # a span at which gradients are finite
-        # One for each layer, so that all look alike to --compile: of a common one it would make a
-        # graph for each place, and give up after eight.
+        # One for each layer, so that all layers look alike to --compile: with a common one it would
+        # compile each layer's place in it anew, and give up after eight.
         caches = [
             LatentCache(
                 1,

@@ -25,10 +25,11 @@ class Removal(NamedTuple):
     block: int  # see `Curriculum.in_stages`
 
 
-# Of GSM8K's chains 22 % are longer than 39 tokens, where the public code takes all that is
-# left: its tokenizer joins digits. A step goes every three epochs, as in Coconut's code, but of
-# GSM8K's 7,000 rows; its set is far larger.
-# Capturing CUDA graphs takes seconds, so ten stages of one token each share their sizes.
+# - tokens: the public code removes all at 39, but its tokenizer joins digits: in Qwen's tokens
+#   22 % of GSM8K's chains are longer. Capturing CUDA graphs takes seconds, so ten stages of one
+#   token each share their sizes.
+# - steps: one more every three epochs, as in Coconut's code, but of GSM8K's 7,000 rows; the set
+#   used there is far larger.
 REMOVALS = {"tokens": Removal(8_000, 60, 10), "steps": Removal(21_000, 4, 1)}
 
 
@@ -56,7 +57,7 @@ class ICoT(Curriculum):
 
     @property
     def all_at(self) -> int:
-        """As `Removal.all_at`."""
+        """Tokens or steps at which all are removed."""
         return self.remove_all_at or REMOVALS[self.removal].all_at
 
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:

@@ -42,7 +42,7 @@ class Method:
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS  # how its samples may be laid into rows
 
     def check(self, task: Task) -> None:
-        """Raises ValueError for a task whose answers could not be found in what is said."""
+        """Raises ValueError for a task whose answers could not be found in the generated text."""
 
     def stages(self, steps: int, batch_size: int) -> tuple[Stage, ...]:
         """The stages of a training of so many optimizer steps, in order.
@@ -58,7 +58,7 @@ class Method:
         """
 
     def prompt(self, text: str, tokenizer: Tokenizer) -> list[int]:
-        """The ids that `read` wants of a prompt."""
+        """A prompt's ids, as `read` takes them."""
         return encode_prompt(tokenizer, text)
 
     def encode(
@@ -75,7 +75,7 @@ class Method:
     def collate(self, rows: Sequence[Row], config: ThinkingConfig, **how: Any) -> FlatBatch:
         """The batch of `rows`; how: as for flat_batch.py's `collate`.
 
-        One of another kind derives from `Tensors` there and has `counts`, too.
+        A batch of another class derives from `Tensors` there and has `counts`, too.
         """
         return collate(rows, config, **how)
 
@@ -83,7 +83,8 @@ class Method:
         """Summed losses, and the numbers of tokens that they are over.
 
         A step divides the sums by the `counts` of its batches, which must be those numbers: weights
-        of a loss's tokens belong into its sum. On CUDA it is a graph, so no value may be looked at.
+        of single tokens belong in the sums. On CUDA the pass is captured as a graph, so the host
+        may look at no value.
         """
         return flat_losses(model, batch)
 

@@ -24,7 +24,7 @@ START = "."  # the token whose weights the three begin with
 MARKED = ("pause", "coconut")  # methods that have trained the three
 
 
-@lru_cache(maxsize=1)  # it takes a look at the whole vocabulary
+@lru_cache(maxsize=1)  # it scans the whole vocabulary
 def begin_id(tokenizer: Tokenizer) -> int:
     """The first of three consecutive ids: begin, end, latent."""
     return max(tokenizer.known_ids) + 1

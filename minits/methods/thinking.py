@@ -59,14 +59,14 @@ class Thinking(Method):
 
     def collate(self, rows: Sequence[Row], config: ThinkingConfig, **how: Any) -> FlatBatch:
         batch = super().collate(rows, config, **how)
-        # In T's warm-up, whose rows have no answers, thoughts are the text to come: none is read.
+        # Rows of T's warm-up have no answers. Thoughts are the text to come, so no state is read.
         if all(row.prompt_length == len(row.ids) for row in rows):
             return replace(batch, state_at=torch.full_like(batch.state_at, -1))
         return batch
 
 
 def saying_the_next_chunk(row: Row, config: ThinkingConfig) -> Row:
-    """Prompt and answer as one plain text, the thought after a chunk the next one's tokens.
+    """Prompt and answer as one text without labels; each thought is the next chunk's tokens.
 
     For T's warm-up, an addition to the paper: T learns to say several tokens from one H.
     """
@@ -87,7 +87,7 @@ def one_step_a_chunk(example: Example, offsets: Sequence[tuple[int, int]], c: in
     for step, (token, _) in zip(example.steps, steps_to_tokens(offsets, example.steps)):
         if token // c < free:
             token = free * c
-            # The last token of its character, for that is where a step after it belongs.
+            # Of tokens that share a character the last one, as `steps_to_tokens` has it.
             while token + 1 < len(offsets) and offsets[token + 1][0] == offsets[token][0]:
                 token += 1
             inside = token < len(offsets)

@@ -30,7 +30,7 @@ def join(device: str) -> None:
     They wait for one another up to two hours, for the first one evaluates and saves meanwhile.
     """
     if world() > 1 and not dist.is_initialized():
-        # Imported before there is a group, which default arguments in it would keep: see `leave`.
+        # Imported before there is a group, which its default arguments would keep: see `leave`.
         import torch.distributed.nn
 
         backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"

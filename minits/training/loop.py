@@ -190,8 +190,8 @@ def read_figures(training: Training, taken: TakenStep) -> Json:
 def objects_frozen() -> Iterator[None]:
     """Within, Python's garbage collector leaves alone what is there now.
 
-    A look at all objects takes 0.1–0.4 s with torch in memory, falls due every few pools of
-    samples, at another step in each process, and all wait for it; the answer to a signal, too.
+    A full collection takes 0.1–0.4 s with torch in memory. It falls due every few pools of samples,
+    at another step in each process, and all processes wait for it, as does the answer to a signal.
     """
     gc.freeze()
     try:
@@ -203,10 +203,10 @@ def objects_frozen() -> Iterator[None]:
 def train(training: Training, log: Log, stop: Stop) -> bool:
     """Trains to the last step; returns False if it was interrupted.
 
-    A checkpoint is left then, too, where a sample of the first process does not fit, which raises
-    ValueError afterwards, and where output cannot be written (TrainingError); but not if the
-    training itself fails. Figures are read only at the steps that are logged, for reading them
-    waits for the device; metrics.jsonl has every step.
+    Either way it saves a checkpoint (not with --no-save). It also does before it raises ValueError
+    for a sample of the first process that does not fit, and TrainingError for output that cannot be
+    written; but not if the training itself fails. Figures are read only at the steps that are
+    logged, for reading them waits for the device; metrics.jsonl has every step.
     """
     settings, lead = training.settings, distributed.rank() == 0
     metrics_file = training.folder / "metrics.jsonl"
@@ -371,7 +371,7 @@ def evaluate_between(training: Training, stop: Stop, log: Log) -> None:
 def measure(training: Training, rows: Pairs, predictions: Path | None = None) -> Report:
     """Free-running evaluation of the model as it is now.
 
-    On CUDA a copy of it in the compute type is accelerated, which is for inference only.
+    On CUDA a copy in the compute type is accelerated and measured: it can only infer.
     """
     engine, settings = training.model.eval(), training.settings
     if settings.device.startswith("cuda"):

@@ -77,8 +77,8 @@ def unused(folder: Path) -> Path:
 def make_folder(folder: Path, named: bool) -> Path:
     """Makes the folder of a new run. Raises ValueError if it cannot be made.
 
-    Where another training takes it at the same moment, one that nobody `named` is given up for the
-    next free name.
+    Where another training takes it at the same moment, the next free name is taken, unless the
+    user `named` it.
     """
     while True:
         try:

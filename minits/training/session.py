@@ -164,7 +164,7 @@ def run_training(
     *,
     log: Log,  # takes results
     note: Log,  # takes remarks
-    named: bool,  # `folder`, by the one who trains; else one beside it would do as well
+    named: bool,  # whether the user named `folder`; else another free name would do
 ) -> Json:
     """`train` and the final evaluations; returns the figures.
 

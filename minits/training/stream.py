@@ -173,8 +173,8 @@ class SampleStream(Dataset):
                     yield rows, self.parts(rows)
         finally:
             if self.workers:
-                # Not left to Python's collector (seen: torch 2.11 on CUDA), for it is frozen, and
-                # at Python's end a worker that ignores SIGTERM would be waited for.
+                # Not left to Python's collector, which is frozen: at exit Python would wait for
+                # workers, and they ignore SIGTERM (seen: torch 2.11 on CUDA).
                 pools._shutdown_workers()
         # Not within the loop: the traceback would keep the loader, and so its workers, alive.
         if error:
@@ -195,9 +195,9 @@ def identity(pool: list[list[Row]]) -> list[list[Row]]:
 
 
 def ignore_signals(_worker: int) -> None:
-    """A signal to the whole group (Ctrl-C, a closed terminal) is for the training alone.
+    """Leaves a signal to the whole group (Ctrl-C, a closed terminal) to the main process.
 
-    The training ends its workers itself.
+    It ends its workers itself.
     """
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
