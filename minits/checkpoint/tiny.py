@@ -60,18 +60,16 @@ def make_tiny(
     seed: int,
     window: int | None,  # see `tiny_config`
     thinks: bool,
-    chunk_size: int = 8,
-    inject_after: int = 1,
-    extract_after: int = 3,
     texts: Iterable[str] | None = None,  # as for `tiny_tokenizer`
     spare: int = 0,  # rows of the vocabulary that no token uses
 ) -> tuple[ThinkingStates, Tokenizer]:
-    """A fresh tiny model and its tokenizer; T and C start as copies, as on real weights."""
+    """A fresh tiny model and its tokenizer; T and C start as copies, as on real weights.
+
+    Its choices of Thinking States are the usual ones; a training puts its own in `model.config`.
+    """
     tokenizer = tiny_tokenizer(texts)
     vocab_size = len(tokenizer.known_ids) + spare
-    config = ThinkingConfig(
-        chunk_size, inject_after, extract_after, eos_ids=tokenizer.eos_ids, pad_id=tokenizer.pad_id
-    )
+    config = ThinkingConfig(8, 1, 3, tokenizer.eos_ids, tokenizer.pad_id)
     backbone = Qwen2ForCausalLM(tiny_config(window, vocab_size))
     model = ThinkingStates(backbone, config, thinks=thinks)
     init_random(model.backbone, seed)

@@ -112,7 +112,6 @@ def make_model(plan: Plan, checkpoints: list[Path]) -> tuple[ThinkingStates, Tok
             seed=settings.seed,
             window=settings.window or None,
             spare=method.spare,
-            **choices,
         )
     else:
         if checkpoints:

@@ -327,7 +327,8 @@ def test_l_t_can_be_left_off_on_facts(files):
     how = {"knowledge": "full", "facts": files["facts"]}
     taught, untaught = (rows_only(files, fact_thoughts=t, **how) for t in ("trivial", "untaught"))
     tokenizer = tiny_tokenizer(taught.texts())
-    model, _ = make_tiny(seed=0, window=None, thinks=True, chunk_size=2, texts=taught.texts())
+    model, _ = make_tiny(seed=0, window=None, thinks=True, texts=taught.texts())
+    model.config = replace(model.config, chunk_size=2)
     method, found = make_method("thinking"), {}
     for name, task in (("taught", taught), ("untaught", untaught)):
         facts = [task.example("train", n, 0) for n in (-1, -2)]
@@ -523,7 +524,8 @@ def test_a_file_without_facts_is_not_told_to_hold_questions(files, tmp_path):
 
 
 def test_replies_are_first_lines_whatever_the_batch(files):
-    model, tokenizer = make_tiny(seed=0, window=None, thinks=True, chunk_size=2)
+    model, tokenizer = make_tiny(seed=0, window=None, thinks=True)
+    model.config = replace(model.config, chunk_size=2)
     plain, _ = make_tiny(seed=0, window=None, thinks=False)
     prompts = ["The coin", "The coin starts at state heads. Alice flips the coin.", "The"]
     together = replies_of(model, tokenizer, prompts)

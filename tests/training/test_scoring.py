@@ -41,7 +41,9 @@ Pairs = list[tuple[Example, Row]]
 @pytest.fixture(scope="module")
 def model():
     """A random tiny model, in float64 so that no near-tie can flip."""
-    return make_tiny(seed=0, window=16, thinks=True, chunk_size=4)[0].double().eval()
+    model, _ = make_tiny(seed=0, window=16, thinks=True)
+    model.config = replace(model.config, chunk_size=4)
+    return model.double().eval()
 
 
 def drawn(
