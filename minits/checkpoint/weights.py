@@ -146,7 +146,7 @@ def read_checkpoint(
     choices = choose(folder, qwen, about, {k: v for k, v in asked.items() if v is not None})
     thinks = thinks_of(folder, about)
     room = qwen.max_position_embeddings - choices["chunk_size"]
-    limit = about.get("max_thought_tokens") or min(64, room)
+    limit = about.get("max_thought_tokens") or min(ThinkingConfig.max_thought_tokens, room)
     config = ThinkingConfig(
         **choices, eos_ids=eos_ids, pad_id=pad_id, max_thought_tokens=limit
     )

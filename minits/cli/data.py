@@ -247,8 +247,9 @@ def described(
         tokenizer = tiny_tokenizer(task.texts())
     recipe = recipe_of(task, method.name, str(folder or "tiny"))
     c = flags.chunk_size or about.get("chunk_size") or recipe.get("chunk_size", 8)
-    limit = flags.max_thought_tokens or about.get("max_thought_tokens", 64)
-    config = ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id, limit)
+    config = ThinkingConfig(c, 1, 1, tokenizer.eos_ids, tokenizer.pad_id)
+    if limit := flags.max_thought_tokens or about.get("max_thought_tokens"):
+        config = replace(config, max_thought_tokens=limit)
     return task, replace(method, **options), tokenizer, config
 
 

@@ -15,6 +15,7 @@ from minits.fast.layouts import LAYOUTS
 from minits.methods import METHODS, Method
 from minits.settings import check_settings, flag, setting
 from minits.tasks.task import Task
+from minits.thinking import ThinkingConfig
 from minits.training import distributed
 
 DTYPES = ("float32", "bfloat16", "float64")
@@ -213,7 +214,8 @@ def resolve(settings: TrainSettings, task: Task) -> TrainSettings:
             f"--window {settings.window}: only the tiny model is made with a window. The attention "
             f"of {settings.model} is as its config.json says; leave --window out."
         )
-    usual = {"inject_after": 1, "max_thought_tokens": 64, "window": 0}
+    limit = ThinkingConfig.max_thought_tokens
+    usual = {"inject_after": 1, "max_thought_tokens": limit, "window": 0}
     if tiny:
         usual |= {"extract_after": 3, "window": 16 if method.thinks else 0}
     recipe = usual | recipe_of(task, settings.method, settings.model) | trained_with(settings)
