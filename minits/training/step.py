@@ -18,8 +18,9 @@ from minits.training import distributed
 from minits.training.recipe import TrainSettings
 
 # torch 2.11 calls this argument `broadcast_buffers`; newer torch takes that name too, but warns.
-known = signature(DistributedDataParallel).parameters
-SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+SYNC_BUFFERS = "forward_sync_buffers"
+if SYNC_BUFFERS not in signature(DistributedDataParallel).parameters:
+    SYNC_BUFFERS = "broadcast_buffers"
 
 
 class LossModule(nn.Module):

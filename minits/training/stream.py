@@ -113,8 +113,8 @@ class SampleStream(Dataset):
                 f"{row.name} needs {len(row.ids) - 1} positions, the model has {self.positions} "
                 "(max_position_embeddings). Train on shorter examples."
             )
-        # L_LM is over what follows the prompt: now all but one token. Rows without an answer are
-        # those of T's warm-up.
+        # L_LM is over what follows `prompt_length`: with "all", each token but the first. Rows
+        # without an answer are those of T's warm-up.
         if self.settings.lm_loss == "all" and row.prompt_length < len(row.ids):
             return replace(row, prompt_length=1)
         return row
