@@ -170,14 +170,13 @@ def run_training(
     What cannot be trained or evaluated is refused before the first step, and before anything is
     written. Raises ValueError, also if another process trains in `folder`, and TrainingError.
     """
-    settings, task, _ = plan
     lead, new = distributed.rank() == 0, not folder.exists()
     if not lead:
         log = note = lambda _text: None  # only the first process speaks
     with memory_errors(), ExitStack() as stack:
         if lead and not new:
             stack.enter_context(locked(folder))
-        run_folder.check_sources(folder, task)
+        run_folder.check_sources(folder, plan.task)
         training = set_up(plan, folder)
         check_training(training, note)
         rows = evaluation_sets(training)
@@ -187,22 +186,28 @@ def run_training(
             training.folder = folder = run_folder.make_folder(folder, named)
             stack.enter_context(locked(folder))
         if lead:
-            note(f"run folder {folder}")
-            if (folder / "run.json").exists():
-                goes_on = f"it goes on after step {training.done} of {settings.steps}"
-                note(goes_on if training.done else "it has no checkpoint: from the start")
-            note("settings " + json.dumps(run_folder.run_json(plan)))
-            for line in describe_sources(task):
-                note(line)
-            if settings.warmup > settings.steps:
-                note(
-                    f"--warmup {settings.warmup} is longer than the run's {settings.steps} steps: "
-                    f"the rate never reaches --lr {settings.lr:g}."
-                )
+            announce(training, note)
             for half in folder.glob("*.tmp"):  # of a process that ended while it wrote
                 half.unlink()
             run_folder.write_run(folder, plan)
         return train_and_evaluate(training, rows, log, stop)
+
+
+def announce(training: Training, note: Log) -> None:
+    """Notes what is about to be trained, and where."""
+    settings, folder = training.settings, training.folder
+    note(f"run folder {folder}")
+    if (folder / "run.json").exists():
+        goes_on = f"it goes on after step {training.done} of {settings.steps}"
+        note(goes_on if training.done else "it has no checkpoint: from the start")
+    note("settings " + json.dumps(run_folder.run_json(training.plan)))
+    for line in describe_sources(training.task):
+        note(line)
+    if settings.warmup > settings.steps:
+        note(
+            f"--warmup {settings.warmup} is longer than the run's {settings.steps} steps: the rate "
+            f"never reaches --lr {settings.lr:g}."
+        )
 
 
 def check_training(training: Training, note: Log) -> None:
