@@ -254,11 +254,11 @@ def generate(
     if isinstance(prompts, str):
         raise ValueError(f"prompts is one text; give a list of texts: [{prompts[:40]!r}].")
     ids = [encode_prompt(tokenizer, prompt) for prompt in prompts]
-    return [with_texts(found, tokenizer) for found in generate_ids(engine, ids, **options)]
+    return [with_texts(result, tokenizer) for result in generate_ids(engine, ids, **options)]
 
 
-def with_texts(found: GenerationResult, tokenizer) -> GenerationResult:
-    """`found` with the texts of its answer and thoughts."""
-    thoughts = [tokenizer.decode(ids[:-1]) for ids in found.thought_ids]
-    text = tokenizer.decode(tokenizer.without_eos(found.ids))
-    return replace(found, text=text, thoughts=thoughts)
+def with_texts(result: GenerationResult, tokenizer) -> GenerationResult:
+    """`result` with the texts of its answer and thoughts."""
+    thoughts = [tokenizer.decode(ids[:-1]) for ids in result.thought_ids]
+    text = tokenizer.decode(tokenizer.without_eos(result.ids))
+    return replace(result, text=text, thoughts=thoughts)

@@ -96,12 +96,12 @@ def thoughts_after(
 ) -> list[Thought]:
     """The thoughts after the chunks at `places`, from their H, at most PASS tokens at once."""
     limit, most = limit or engine.config.max_thought_tokens, max(PASS // h.shape[1], 1)
-    found = []
+    thoughts = []
     for start in range(0, len(h), most):
         part = slice(start, start + most)
         scripts = [hook.thought(row, chunk) for row, chunk in places[part]]
-        found += engine.think(h[part], limit, scripts)
-    return found
+        thoughts += engine.think(h[part], limit, scripts)
+    return thoughts
 
 
 @torch.no_grad()
@@ -168,14 +168,14 @@ class Speculation:
         """Chunks that the next round runs; 0 when all are final."""
         return min(self.lookahead, self.chunks - self.t)
 
-    def accept(self, found: Sequence[Thought]) -> int:
-        """How many chunks of the round were right, given the thoughts `found` after them.
+    def accept(self, thoughts: Sequence[Thought]) -> int:
+        """How many chunks of the round were right, given the `thoughts` after them.
 
         Chunk t ran under its true state, so it is right. Chunk t + 1 is right too if the thought
         drafted for it is the one that chunk t gave, and so on up to the first mismatch.
         """
         right = 1
-        for draft, thought in zip(self.drafts, found):
+        for draft, thought in zip(self.drafts, thoughts):
             if draft.ids != thought.ids:
                 break
             right += 1
@@ -322,13 +322,13 @@ def think_ahead(
     return found
 
 
-def next_lookahead(spec: Speculation, right: int, found: Sequence[Thought]) -> int:
-    """How far ahead to speculate next, after a round that found these thoughts (not in the paper).
+def next_lookahead(spec: Speculation, right: int, thoughts: Sequence[Thought]) -> int:
+    """How far ahead to speculate next, after a round with these thoughts (not in the paper).
 
     Twice as far after a round that was all right and ended in a trivial thought, half as far after
     a miss: so a text whose chunks nearly all think costs about what sequential reading costs.
     """
     if right < spec.width:
         return max(1, spec.lookahead // 2)
-    quiet = len(found) == right and found[-1].trivial
+    quiet = len(thoughts) == right and thoughts[-1].trivial
     return spec.lookahead * 2 if quiet else spec.lookahead

@@ -110,13 +110,13 @@ def losses(model: ThinkingStates, batch: Batch) -> Losses:
     return Losses(lm, thought, (batch.labels != IGNORED).sum(), real.sum())
 
 
-def loss(found: Losses, w: float = 1.0) -> Tensor:
+def loss(sums: Losses, w: float = 1.0) -> Tensor:
     """L = L_LM + w L_T (equation 6): means over tokens, so that w does not depend on length.
 
     The paper writes a sum over chunks, and no w.
     """
-    L_LM = found.lm / found.lm_tokens.clamp(min=1)
-    L_T = found.thought / found.thought_tokens.clamp(min=1)
+    L_LM = sums.lm / sums.lm_tokens.clamp(min=1)
+    L_T = sums.thought / sums.thought_tokens.clamp(min=1)
     return L_LM + w * L_T
 
 
