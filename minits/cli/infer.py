@@ -225,17 +225,8 @@ def answer_batch(
     engine, tokenizer, *_ = opened
     started = time.perf_counter()
     reading = opened.method.read(engine, prompts, config)
-    rows = [
-        InlineText(
-            tokenizer,
-            ids,
-            engine.config.chunk_size,
-            thoughts,
-            at_once=flags.stream,
-            stops=flags.stop or (),
-        )
-        for ids, thoughts in zip(prompts, reading.thoughts)
-    ]
+    c, how = engine.config.chunk_size, {"at_once": flags.stream, "stops": flags.stop or ()}
+    rows = [InlineText(tokenizer, ids, c, **how) for ids in prompts]
     for number, event in decode(engine, reading, config):
         rows[number].take(event)
         if all(row.ended for row in rows):

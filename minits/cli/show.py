@@ -58,9 +58,9 @@ def in_brackets(thought: str) -> str:
 class InlineText:
     """Prompt and answer of one row, each non-trivial thought after the last token of its chunk.
 
-    Takes the events of the row: first the thoughts of the prompt once more, then tokens and
-    thoughts as they come. It also knows where the answer is to end: at EOS, or where one of
-    `stops` begins.
+    Takes the events of the row as `decode` gives them: the thoughts of the prompt, then tokens and
+    thoughts in turn. It also knows where the answer is to end: at EOS, or where one of `stops`
+    begins.
     """
 
     def __init__(
@@ -68,26 +68,21 @@ class InlineText:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         chunk_size: int,
-        thoughts: Sequence[Thought],  # of the prompt's complete chunks
         *,
         at_once: bool = False,  # print each piece as soon as it is certain
         stops: Sequence[str] = (),  # texts that end the answer, which is cut before them
     ) -> None:
         self.tokenizer = tokenizer
         self.decoder = TextDecoder(tokenizer)
+        self.prompt = list(prompt)  # what is not shown yet
+        self.chunk_size = chunk_size
         self.at_once, self.stops = at_once, stops
         self.pieces: list[str] = []
         self.ids: list[int] = []  # of the answer
         self.said = ""  # their text
         self.stopped = False  # by one of `stops`
         self.ended = False
-        self.known = len(thoughts)  # which are shown with the prompt
         self.thoughts: list[Thought] = []
-        for read, token in enumerate(prompt, 1):
-            self.show(self.decoder.put(token))
-            if read % chunk_size == 0 and thoughts:
-                self.show_thought(thoughts[read // chunk_size - 1])
-        self.show(self.decoder.end() + "  ->")
 
     def take(self, event: Event) -> None:
         """Takes the next event; after the end it is ignored."""
@@ -95,9 +90,13 @@ class InlineText:
             return
         if isinstance(event, Thought):
             self.thoughts.append(event)
-            if len(self.thoughts) > self.known:
-                self.show_thought(event)
+            self.show_prompt(self.chunk_size)
+            if not event.trivial:
+                self.show(in_brackets(self.tokenizer.decode(event.ids[:-1])))
             return
+        if not self.ids:
+            self.show_prompt(len(self.prompt))
+            self.show(self.decoder.end() + "  ->")
         self.ids.append(event)
         self.ended = event in self.tokenizer.eos_ids
         if not self.ended:
@@ -112,10 +111,11 @@ class InlineText:
         # What stands before is shown already, the beginning of a longer stop perhaps.
         self.show(self.said[before:])
 
-    def show_thought(self, thought: Thought) -> None:
-        """A thought, where it is not trivial."""
-        if not thought.trivial:
-            self.show(in_brackets(self.tokenizer.decode(thought.ids[:-1])))
+    def show_prompt(self, tokens: int) -> None:
+        """Shows up to so many more tokens of the prompt."""
+        for token in self.prompt[:tokens]:
+            self.show(self.decoder.put(token))
+        del self.prompt[:tokens]
 
     def show(self, text: str) -> None:
         """Adds a piece to the line; printed at once, or when it ends."""
