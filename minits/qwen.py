@@ -256,7 +256,7 @@ class Qwen2ForCausalLM(nn.Module):
     def frame(self, positions: Tensor, cache: KVCache | None = None) -> Frame:
         """The shared part of a pass over tokens at `positions` [B, L]."""
         L = positions.shape[1]
-        span = L if cache is None else min(cache.span(positions), cache.slots)
+        span = L if cache is None else cache.span(positions)
         dtype = self.model.embed_tokens.weight.dtype
         table = self.rotary.table(max(L, span), dtype, positions.device)
         return Frame(self.config, positions, table, cache, span)
