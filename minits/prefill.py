@@ -8,7 +8,7 @@ goes on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -161,7 +161,6 @@ class Speculation:
     lookahead: int  # most chunks that the next round runs
     drafts: list[Thought]  # the thoughts guessed to enter the chunks t + 1 … K - 1
     t: int = 0
-    final: list[Thought] = field(default_factory=list)  # the thoughts after the chunks before t
 
     @property
     def width(self) -> int:
@@ -231,7 +230,8 @@ def prefill_speculative(
             if lookahead is not None:
                 spec.lookahead = next_lookahead(spec, right, thoughts)
             spec.t += right
-            spec.final += thoughts[:right]
+            if thinks:
+                reading.thoughts[row] += thoughts[:right]
             left = max(spec.chunks - spec.t - 1, 0)
             # Only "carry" finds thoughts after the first mismatch.
             spec.drafts = [*thoughts[right:], *[trivial] * left][:left]
@@ -240,11 +240,10 @@ def prefill_speculative(
     for row, (spec, length) in enumerate(zip(specs, reading.lengths)):
         reading.out[row] = out[row, length - 1]
         reading.open_h[row] = H[row, (spec.chunks - 1) * c : spec.chunks * c]
-    thinking = [row for row, spec in enumerate(specs) if thinks and spec.final]
-    for row in thinking:
-        reading.thoughts[row] = specs[row].final[:-1]
-    if thinking:
-        reading.add_thoughts(engine, thinking, [specs[row].final[-1] for row in thinking], hook)
+    thinking = [row for row, thoughts in enumerate(reading.thoughts) if thoughts]
+    if thinking:  # the next tokens read the state after the last thought
+        last = [reading.thoughts[row].pop() for row in thinking]
+        reading.add_thoughts(engine, thinking, last, hook)
     return reading
 
 
@@ -261,7 +260,7 @@ def run_round(
     width = max(spec.width for spec in specs)
     entering, places, edges = [], [], []
     for row, (spec, length) in enumerate(zip(specs, reading.lengths)):
-        known = spec.final[-1:] or [trivial]
+        known = reading.thoughts[row][-1:] or [trivial]
         entering += [*known, *spec.drafts, *[trivial] * width][:width]
         places += [(row, spec.t - 1 + i) for i in range(width)]
         end = (spec.t + spec.width) * c
