@@ -32,8 +32,11 @@ from minits.training.scoring import (
 )
 
 DESCRIPTION = "evaluate a trained run on a task"
-OWN = ("prefill", "max_new_tokens", "lookahead")  # of GenerationConfig: chosen otherwise here
+# Fields of GenerationConfig without a flag here: `EvalFlags` has its own, or nobody chooses them.
+OWN = ("prefill", "max_new_tokens", "lookahead")
+# Options as in training: the record names those that are otherwise.
 AS_TRAINED = {"states": "normal", "prompt_thoughts": False, "ask": "question"}
+# Flags that do nothing without thoughts.
 OF_THOUGHTS = ("prompt_thoughts", "max_thought_tokens", "draft")
 
 

@@ -52,7 +52,7 @@ def check_new_file(
 ) -> None:
     """Raises ValueError where the file of the flag `name` cannot be written.
 
-    grows: a file that is there is gone on with. kind: what the flag names.
+    grows: an existing file is continued. kind: what the flag names.
     """
     if not out:
         return

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=int, help=argparse.SUPPRESS)  # of older versions
 
 
-# What does nothing where nothing is thought.
+# Flags that do nothing without thoughts.
 OF_THOUGHTS = ("thought", "table", "draft", "lookahead", *CHOICES)
 # What --json prints of a result.
 JSON_KEYS = "text thoughts rounds nontrivial stop_reason cut_thoughts chunk_passes accepted".split()

@@ -36,7 +36,7 @@ def tag(name: str, *parts: str, **attributes: object) -> Markup:
 
 
 def shown(text: str) -> Markup:
-    """Any text as HTML; what cannot be seen, or turns the writing round, is spelled out."""
+    """Any text as HTML; invisible characters, and those that turn the writing, are spelled out."""
     return Markup("".join(
         escape(c) if c.isprintable() or c in JOINERS else f"<code>{escape(repr(c)[1:-1])}</code>"
         for c in text
@@ -173,7 +173,7 @@ def flags_of(given: Mapping[str, Any]) -> str:
 
 
 def names_alone(value: object) -> str:
-    """A value as it was given, of absolute paths, there or not, the names alone."""
+    """A value as it was given; of absolute paths, existing or not, the names alone."""
     names = str(value).split(",")
     return ",".join(Path(name).name if Path(name).is_absolute() else name for name in names)
 

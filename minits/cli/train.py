@@ -102,7 +102,7 @@ def tell(text: str) -> None:
     try:
         print(text)
     except OSError:
-        # Nobody reads them any more: as Python exits, it is not to fail once more on the rest.
+        # Nobody reads them any more. Python writes the rest as it exits: that must not fail again.
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise

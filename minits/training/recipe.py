@@ -191,9 +191,9 @@ def local_checkpoint(model: str) -> Path | None:
 
 
 def trained_with(settings: TrainSettings) -> Json:
-    """What the training of T and C in --model fixes; nothing where there are none, or none wanted.
+    """The settings that T and C in --model were trained with; none for a method without thoughts.
 
-    A hub id has none.
+    A hub id counts as having no T and C.
     """
     checkpoint = local_checkpoint(settings.model) if METHODS[settings.method].thinks else None
     if not (checkpoint and present(checkpoint / "thinking.safetensors")):
