@@ -1,6 +1,6 @@
 """What training and evaluation need of a method."""
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
@@ -25,11 +25,8 @@ class Stage(NamedTuple):
     partial: bool = False
 
 
-class Method:
-    """How examples become rows, losses and answers. A method is a frozen dataclass derived from it.
-
-    The fields of the dataclass are its options.
-    """
+class Method(Protocol):
+    """How examples become rows, losses and answers. The fields of the dataclass are its options."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # in tables
@@ -70,7 +67,7 @@ class Method:
         stage: int = -1,  # -1: the last one, as in evaluation
     ) -> Row:
         """The example as it is trained on in that stage. Raises ValueError naming the row."""
-        raise NotImplementedError
+        ...
 
     def collate(self, rows: Sequence[Row], config: ThinkingConfig, **how: Any) -> FlatBatch:
         """The batch of `rows`; how: as for flat_batch.py's `collate`.

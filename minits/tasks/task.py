@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from textwrap import shorten
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from minits.checkpoint.files import Json
 from minits.supervision import Example
@@ -25,11 +25,8 @@ USUAL: dict[tuple[str, str], Json] = {
 }
 
 
-class Task:
-    """What training and evaluation need. A task is a frozen dataclass derived from it.
-
-    The fields of the dataclass are its options.
-    """
+class Task(Protocol):
+    """What training and evaluation need. The fields of the dataclass are the task's options."""
 
     name: ClassVar[str]
     # What is trained on, then the named evaluation sets; a property where options decide them.
@@ -91,7 +88,7 @@ class Task:
         Of an endless split any index and seed give another example. Of a finite one they are the
         row and, in training, a seed that is another in every epoch, which need not change anything.
         """
-        raise NotImplementedError
+        ...
 
     def overlap_key(self, split: str, index: int) -> str:
         """What no two finite splits may share: the prompt of an example."""
