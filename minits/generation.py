@@ -6,7 +6,7 @@ Decoding is greedy. It goes on thinking: a chunk that generated tokens complete 
 a state too. So does the paper for the prompt's last chunk (footnote in section 3), but it leaves
 thoughts within the answer to future work; `think_while_decoding=False` has neither.
 """
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,6 +27,7 @@ from minits.thinking import Engine, Thought
 
 PREFILLS = ("speculative", "sequential")
 Event = int | Thought  # what a row gives: a token of its answer, or a thought
+Listener = Callable[[int, Event], None]  # told (row, event) as they come
 
 
 @dataclass(frozen=True)
@@ -191,24 +192,32 @@ def stream_ids(engine: Engine, prompt: Sequence[int], **options) -> Iterator[Eve
 def generate_ids(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
+    *,
+    listen: Listener | None = None,
     **options,
 ) -> list[GenerationResult]:
     """Answers for `prompts` (lists of ids) as one batch; each is that of its prompt alone.
 
-    options: the fields of `GenerationConfig`. Raises ValueError for what does not fit.
+    options: the fields of `GenerationConfig`. listen: told each event as it comes, the thoughts of
+    the prompts first. Raises ValueError for what does not fit.
     """
     if not prompts:
         return []
     config = GenerationConfig(**options)
-    return decode_all(engine, prefill(engine, prompts, config), config)
+    return decode_all(engine, prefill(engine, prompts, config), config, listen)
 
 
 def decode_all(
-    engine: Engine, reading: Reading, config: GenerationConfig
+    engine: Engine,
+    reading: Reading,
+    config: GenerationConfig,
+    listen: Listener | None = None,
 ) -> list[GenerationResult]:
-    """Continues each row to its end."""
+    """Continues each row to its end; listen: as for `generate_ids`."""
     answers = [[] for _ in reading.lengths]
     for row, event in decode(engine, reading, config):
+        if listen:
+            listen(row, event)
         if isinstance(event, int):
             answers[row].append(event)
     return results(engine, reading, config, answers)
@@ -249,7 +258,7 @@ def generate(
     """Answers for `prompts` (texts), with the texts of answer and thoughts filled in.
 
     tokenizer: that of `load`. options: the fields of `GenerationConfig`, max_new_tokens, prefill
-    and hook (an `Intervention`) among them. Raises as `generate_ids`.
+    and hook (an `Intervention`) among them, and `listen` of `generate_ids`, whose errors it raises.
     """
     if isinstance(prompts, str):
         raise ValueError(f"prompts is one text; give a list of texts: [{prompts[:40]!r}].")

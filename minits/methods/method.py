@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from minits.checkpoint.tokenizer import Tokenizer
 from minits.fast.flat_batch import FlatBatch, collate, flat_losses
 from minits.fast.layouts import LAYOUTS
-from minits.generation import GenerationConfig, GenerationResult, decode_all, prefill
+from minits.generation import GenerationConfig, GenerationResult, Listener, decode_all, prefill
 from minits.prefill import Reading
 from minits.supervision import Example, Row, encode_prompt
 from minits.tasks.task import Task
@@ -92,7 +92,11 @@ class Method(Protocol):
         return prefill(engine, prompts, config)
 
     def answer(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        listen: Listener | None = None,
     ) -> list[GenerationResult]:
-        """Answers for prompts (ids) as one batch."""
-        return decode_all(engine, self.read(engine, prompts, config), config)
+        """Answers for prompts (ids) as one batch; listen: as for `generate_ids`."""
+        return decode_all(engine, self.read(engine, prompts, config), config, listen)

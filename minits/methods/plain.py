@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from minits.checkpoint.tokenizer import Tokenizer
-from minits.generation import GenerationConfig, GenerationResult
+from minits.generation import GenerationConfig, GenerationResult, Listener
 from minits.methods.method import Method
 from minits.supervision import Example, Row, encode_rest
 from minits.tasks.task import Task
@@ -36,11 +36,15 @@ class NoCoT(Method):
         return Row([*prompt, *rest, tokenizer.eos_id], len(prompt), thoughts=[], name=name)
 
     def answer(
-        self, engine: Engine, prompts: Sequence[Sequence[int]], config: GenerationConfig
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        config: GenerationConfig,
+        listen: Listener | None = None,
     ) -> list[GenerationResult]:
         # Without thoughts nothing has to be waited for: every prompt is read in one pass.
         one_pass = replace(config, think=False, prefill="speculative")
-        return super().answer(engine, prompts, one_pass)
+        return super().answer(engine, prompts, one_pass, listen)
 
 
 @dataclass(frozen=True)

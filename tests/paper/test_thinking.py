@@ -5,8 +5,7 @@ import torch
 from hypothesis import given, strategies as st
 from strategies import half, Shape, biases, build, prompts, shapes, steer
 
-from minits.generation import GenerationConfig, decode, generate_ids
-from minits.generation import prefill as read_prompts
+from minits.generation import generate_ids
 from minits.prefill import prefill_sequential
 
 
@@ -184,11 +183,10 @@ def test_the_events_told_are_the_result_in_the_order_it_arises(prefill):
     model, c = build(Shape(chunk_size=4)), 4
     rows = [[3, 4, 5, 6, 7], [8] * 12, [9]]
     told = [[] for _ in rows]
-    config = GenerationConfig(max_new_tokens=9, prefill=prefill)
     with steer(model, 3.0):
-        results = generate_ids(model, rows, **vars(config))
-        for row, event in decode(model, read_prompts(model, rows, config), config):
-            told[row].append(event)
+        results = generate_ids(
+            model, rows, max_new_tokens=9, prefill=prefill, listen=lambda b, e: told[b].append(e)
+        )
     for ids, events, result in zip(rows, told, results):
         assert [e for e in events if isinstance(e, int)] == result.ids
         assert [e.ids for e in events if not isinstance(e, int)] == result.thought_ids
