@@ -107,6 +107,30 @@ def test_nearly_all_parameters_change_within_a_few_steps_of_a_small_rate(dtype, 
     assert changed / sum(p.numel() for p in before.values()) > 0.9
 
 
+def test_steps_are_adamws_on_clipped_gradients_and_only_matrices_decay(tmp_path):
+    lr, decay, clip = 1e-3, 0.5, 0.1
+    training = begin(tmp_path, lr=lr, warmup=0, decay=0.0, weight_decay=decay, clip=clip)
+    parameters = dict(training.model.named_parameters())
+    p = {name: each.detach().clone() for name, each in parameters.items()}
+    m = {name: torch.zeros_like(each) for name, each in p.items()}
+    v = {name: torch.zeros_like(each) for name, each in p.items()}
+    for t in (1, 2, 3):
+        rows = training.stream.rows(t - 1)
+        training.optimizer_step.gradients(training.stream.parts(rows))
+        grads = {name: each.grad.clone() for name, each in parameters.items()}
+        norm = torch.stack([g.square().sum() for g in grads.values()]).sum().sqrt()
+        assert norm > 2 * clip
+        train_step(training, rows)
+        for name, g in grads.items():
+            g = g * clip / norm
+            m[name] = 0.9 * m[name] + 0.1 * g
+            v[name] = 0.99 * v[name] + 0.01 * g.square()
+            p[name] *= 1 - lr * decay * (p[name].dim() > 1)
+            mean, square = m[name] / (1 - 0.9**t), v[name] / (1 - 0.99**t)
+            p[name] -= lr * mean / (square.sqrt() + 1e-8)
+            torch.testing.assert_close(parameters[name].detach(), p[name], rtol=1e-4, atol=2e-6)
+
+
 @pytest.mark.parametrize("method", ["no-cot", "cot"])
 def test_baselines_have_no_thinking_and_no_compression_block(method, tmp_path):
     training = begin(tmp_path, method=method, steps=2)
