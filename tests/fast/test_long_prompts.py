@@ -57,6 +57,17 @@ def test_a_pass_is_cut_to_the_size_that_it_is_given():
     assert [piece.shape[1] for piece, _ in in_pieces(x, positions)] == [7]
 
 
+def test_t_thinks_about_no_more_tokens_at_once_than_a_pass_has(monkeypatch):
+    model, widths = build(Shape(chunk_size=4)), []
+    monkeypatch.setattr(prefill, "PASS", 8)
+    block = model.thinking_block
+    hook = block.register_forward_hook(lambda _block, args, _out: widths.append(args[0].shape[:2]))
+    with steer(model, 1e4):
+        prefill.prefill_speculative(model, [[3] * 20], 20)
+    hook.remove()
+    assert widths == [(2, 4), (2, 4), (1, 4)]
+
+
 # -- memory ----------------------------------------------------------------------------------------
 
 MEASURE = """

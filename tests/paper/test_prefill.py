@@ -11,7 +11,15 @@ from margins import assert_close, assert_same_keys, differing_margin
 from strategies import half, DEVICES, Shape, biases, build, prompts, shapes, steer
 
 from minits.generation import generate_ids
-from minits.prefill import DRAFTS, Intervention, prefill_sequential, prefill_speculative
+from minits.prefill import (
+    DRAFTS,
+    Intervention,
+    Speculation,
+    next_lookahead,
+    prefill_sequential,
+    prefill_speculative,
+)
+from minits.thinking import Thought
 
 
 def assert_same_reading(a, b, atol: float) -> None:
@@ -151,6 +159,33 @@ class Swapped(Intervention):
     def states(self, places: list[tuple[int, int]], states: torch.Tensor) -> torch.Tensor:
         assert len(places) == len(states)
         return states / 2
+
+
+class Same(Intervention):
+    """Every chunk thinks the same, whatever it read."""
+
+    def thought(self, row: int, chunk: int) -> list[int]:
+        return [5, 0]
+
+
+def test_carry_bets_on_the_thoughts_of_the_round_before():
+    model = build(Shape(chunk_size=4))
+    rounds = [
+        prefill_speculative(model, [[3] * 16], 16, draft=draft, hook=Same()).accepted
+        for draft in ("trivial", "carry")
+    ]
+    assert rounds == [[[1, 1, 1, 1]], [[1, 3]]]
+
+
+def test_the_lookahead_doubles_where_the_text_is_quiet_and_halves_after_a_miss():
+    nothing, some = Thought([0]), Thought([5, 0])
+    spec = Speculation(chunks=9, lookahead=4, drafts=[nothing] * 8)
+    assert next_lookahead(spec, 4, [nothing] * 4) == 8
+    assert next_lookahead(spec, 4, [nothing] * 3 + [some]) == 4
+    assert next_lookahead(spec, 4, [nothing] * 3) == 4  # the last chunk is partial
+    assert next_lookahead(spec, 3, [nothing] * 4) == 2
+    spec.lookahead = 1
+    assert next_lookahead(spec, 0, []) == 1
 
 
 @half

@@ -137,6 +137,9 @@ def test_the_rotary_table_grows_and_keeps_the_values_it_had(monkeypatch):
     large = rotary.table(3 * Rotary.BLOCK, torch.float32, device)
     assert small.shape[1] == Rotary.BLOCK and large.shape[1] == 4 * Rotary.BLOCK
     assert torch.equal(large[:, : Rotary.BLOCK], small)
+    # The first pair turns by its position.
+    positions = torch.arange(4.0 * Rotary.BLOCK)
+    torch.testing.assert_close(large[:, :, 0], torch.stack([positions.cos(), positions.sin()]))
     assert rotary.table(9, torch.float32, device) is small  # graphs know it by its address
 
 

@@ -197,6 +197,13 @@ def test_steps_out_of_order_are_an_error_that_names_the_step(positions):
         steps_to_tokens(LETTERS, steps)
 
 
+def test_a_step_may_stand_behind_a_last_blank_and_no_further():
+    offsets = [(0, 1), (1, 2)]  # a last blank may be part of no token
+    assert steps_to_tokens(offsets, [Step(3, "x")]) == [(1, " x")]
+    with pytest.raises(ValueError, match="'x' stands at character 4, past the end"):
+        steps_to_tokens(offsets, [Step(4, "x")])
+
+
 def test_steps_of_a_prompt_without_tokens_are_an_error():
     with pytest.raises(ValueError, match="no tokens"):
         steps_to_tokens([], [Step(0, "x")])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
@@ -106,6 +107,13 @@ def test_the_drawing_of_a_batch_is_true():
     found = losses(model, batch)
     assert (found.lm_tokens, found.thought_tokens) == (3, 4)
     torch.testing.assert_close(loss(found, w=0.5), found.lm / 3 + 0.5 * found.thought / 4)
+
+
+@pytest.mark.parametrize("thinks", [True, False])
+def test_without_a_thought_to_learn_the_loss_is_that_of_the_answer(thinks):
+    model = build(Shape(chunk_size=4), thinks=thinks)
+    found = losses(model, collate([Row([3, 4, 5, 0], 2, [])], model))
+    assert found.thought_tokens == 0 and torch.equal(loss(found), found.lm / 2)
 
 
 @given(st.data())

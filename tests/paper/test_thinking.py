@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, strategies as st
 from strategies import half, Shape, biases, build, prompts, shapes, steer
 
-from minits.generation import generate_ids
-from minits.prefill import prefill_sequential
+from minits.generation import PREFILLS, generate_ids
+from minits.prefill import Intervention, prefill_sequential
 
 
 @half
@@ -95,6 +95,23 @@ def test_a_script_is_said_token_by_token_and_the_rest_is_ts_own(data):
     assert said[0] == free[0] and said[1].ids == whole and not said[1].cut
 
 
+@pytest.mark.parametrize("prefill", PREFILLS)
+def test_a_call_may_cut_thoughts_sooner_than_training_did(prefill):
+    model = build(Shape(chunk_size=4))
+    with steer(model, -1e4):
+        how = {"prefill": prefill, "max_new_tokens": 1}
+        (result,) = generate_ids(model, [[3] * 8], max_thought_tokens=3, **how)
+    assert list(map(len, result.thought_ids)) == [4, 4] and result.cut_thoughts == [0, 1]
+
+
+@pytest.mark.parametrize("first_sliding", [0, 1, 2])
+def test_t_and_c_see_as_far_as_the_layers_that_they_copy(first_sliding):
+    model = build(Shape(window=5, first_sliding=first_sliding))
+    first, *_, last = model.backbone.model.layers
+    assert model.compression_block.layer.slides == first.slides == (first_sliding == 0)
+    assert model.thinking_block.layer.slides and last.slides
+
+
 def test_ties_go_to_the_lowest_id_that_is_not_blocked():
     model = build(Shape(seed=4))
     logits = torch.tensor([[1.0, 5.0, 5.0, 5.0]] + [[2.0] * 4]).repeat(1, shape_factor := 6)
@@ -117,12 +134,23 @@ def test_the_last_emitted_token_is_not_read_and_completes_no_chunk():
         assert len(result.thought_ids) == (3 + new - 1) // 4
 
 
+class FirstAlone(Intervention):
+    """T thinks after the first chunk; later thoughts are trivial."""
+
+    def thought(self, row: int, chunk: int) -> list[int] | None:
+        return [0] if chunk else None
+
+
 def test_without_thinking_while_decoding_only_the_prompt_is_thought_about():
-    model = build(Shape(chunk_size=4))
+    model, read = build(Shape(chunk_size=4)), [3, 4, 5, 6, 7]
     with steer(model, -1e4):
         (result,) = generate_ids(
-            model, [[3, 4, 5, 6, 7]], max_new_tokens=9, eos_ids=[], think_while_decoding=False
+            model, [read], max_new_tokens=9, eos_ids=[], think_while_decoding=False
         )
+        for token in result.ids:
+            reading = prefill_sequential(model, [read], len(read), hook=FirstAlone())
+            assert token == int(model.next_ids(reading.out)[0])
+            read = [*read, token]
     assert len(result.thought_ids) == 1
 
 
