@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from strategies import half, Shape, shapes, write_checkpoint
 
 from minits import generate_ids, load
+from minits.qwen import RMSNorm
 
 transformers = pytest.importorskip("transformers")
 
@@ -18,6 +19,17 @@ def oracle(folder, dtype=torch.float32):
         folder, dtype=dtype, attn_implementation="eager"
     )
     return model.eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_has_the_bits_of_transformers(dtype):
+    """In half precision it matters what is rounded, and when."""
+    qwen2 = pytest.importorskip("transformers.models.qwen2.modeling_qwen2")
+    ours, theirs = RMSNorm(64, 1e-6).to(dtype), qwen2.Qwen2RMSNorm(64, 1e-6).to(dtype)
+    x = torch.randn(99, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for norm in (ours, theirs):
+        torch.nn.init.normal_(norm.weight, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(ours(x), theirs(x))
 
 
 @half
