@@ -52,6 +52,23 @@ def test_more_steps_are_refused_where_those_taken_would_have_been_others(tmp_pat
         begin(tmp_path)
 
 
+def test_fewer_steps_than_were_taken_are_refused(tmp_path):
+    train(begin(tmp_path, steps=2), silent)
+    with pytest.raises(ValueError, match="step-000002 is past the 1 steps"):
+        begin(tmp_path, steps=1)
+
+
+def test_a_state_with_a_changed_bit_is_refused(tmp_path):
+    train(begin(tmp_path, steps=1), silent)
+    path = tmp_path / "checkpoints" / "step-000001" / "training_state.pt"
+    content = bytearray(path.read_bytes())
+    moment = torch.load(path)["optimizer"]["state"][0]["exp_avg"]
+    content[content.index(moment.numpy().tobytes())] ^= 1  # torch.load would not see it
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="training_state.pt is damaged"):
+        begin(tmp_path, steps=1)
+
+
 def test_a_run_until_ctrl_c_goes_on_without_a_list_of_all_its_steps(tmp_path):
     many = 10**7
     training = begin(tmp_path, steps=many)

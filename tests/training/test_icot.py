@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,8 @@ def test_tokens_go_from_the_left_and_in_the_end_all(stage, all_at):
 def test_steps_go_whole(stage, taken):
     method = make_method("icot", removal="steps")
     assert rest(method, stage) == rest(make_method("cot"), 0)[taken:]
+    longer = replace(EXAMPLE, steps=STEPS * 2)  # than there are stages
+    assert rest(method, -1, longer) == rest(make_method("no-cot"), 0)
 
 
 def test_a_chain_of_no_step_is_an_answer():
@@ -106,6 +109,10 @@ def test_the_schedule_for_our_rows():
     assert [s.steps for s in by_steps] == [328] * 4 + [688]
     assert all(stage.fresh for stage in by_steps)  # so each is evaluated
     assert not any(stage.resets for stage in by_steps)
+    quick = make_method("icot", removal="steps", stage_samples=1)  # a step a stage at least
+    assert [s.steps for s in quick.stages(5, 64)] == [1] * 5
+    with pytest.raises(ValueError, match="--steps 4: the 4 stages .* take 1 each"):
+        quick.stages(4, 64)
 
 
 def test_too_few_steps_for_the_schedule_are_refused_before_anything_is_written(tmp_path, capsys):

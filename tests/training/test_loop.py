@@ -75,9 +75,11 @@ def test_training_lowers_the_loss(tmp_path):
 
 def test_evaluation_between_steps_works_with_few_samples_and_changes_no_step(tmp_path):
     plain = begin(tmp_path / "plain", steps=3)
-    watched = begin(tmp_path / "watched", steps=3, eval_every=1)
+    watched = begin(tmp_path / "watched", steps=3, eval_every=1, eval_samples=10)
+    said = []
     train(plain, silent)
-    train(watched, silent)
+    train(watched, said.append)
+    assert sum("on 2 samples" in text for text in said) == 2  # a fifth, and not after the last step
     assert_same_bits(snapshot(watched), snapshot(plain))
 
 

@@ -142,6 +142,14 @@ def test_baselines_have_no_thinking_and_no_compression_block(method, tmp_path):
     assert not load(tmp_path)[0].thinks
 
 
+def test_a_gradient_is_clipped_before_it_changes_anything(tmp_path):
+    training = begin(tmp_path, clip=1e-3)
+    assert train_step(training, training.stream.rows(0))["grad_norm"] > 0.1
+    moments = [each["exp_avg"] for each in training.optimizer_step.optimizer.state.values()]
+    norm = torch.stack([moment.norm() for moment in moments]).norm()
+    assert float(norm) == pytest.approx(1e-3 * (1 - 0.9), rel=1e-3)  # beta_1 is 0.9
+
+
 # -- a loss that is not finite ---------------------------------------------------------------------
 
 
@@ -169,3 +177,21 @@ def test_after_a_failed_step_the_next_one_counts_again(tmp_path):
     train_step(training, training.stream.rows(1))
     after = training.model.state_dict()
     assert any(not torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_though_the_losses_are(tmp_path):
+    training = begin(tmp_path)
+    training.model.backbone.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
+    before = snapshot(training)
+    with pytest.raises(TrainingError, match="^step 1: .*gradient norm (inf|nan)"):
+        train_step(training, training.stream.rows(0))
+    assert_same_bits(snapshot(training), before)
+
+
+def test_steps_without_effect_do_not_set_a_stopped_training_going(tmp_path):
+    step = begin(tmp_path).optimizer_step
+    for stopped in (0.0, 1.0):
+        step.stopped.fill_(stopped)
+        with step.without_effect():
+            assert step.stopped
+        assert step.stopped == stopped
