@@ -18,8 +18,9 @@ from strategies import Shape, fresh, write_checkpoint
 from test_weights import ABOUT, SHAPE, logits, rewrite, rewrite_json, same_tensors, trained_folder
 
 from minits import load, save
-from minits.checkpoint import weights
-from minits.checkpoint.files import listing, printable
+from minits.checkpoint import files, weights
+from minits.checkpoint.download import finished_checkpoints
+from minits.checkpoint.files import listing, printable, write_text
 from minits.checkpoint.tiny import ASSETS
 
 INDEX = "model.safetensors.index.json"
@@ -536,3 +537,23 @@ def test_a_command_tells_of_an_oddity_in_a_line_of_its_own(tmp_path):
     (line,) = [line for line in done.stderr.splitlines() if NORM in line]
     assert line.startswith(f"{folder}: 1 tensors are of another precision")
     assert "warn" not in done.stderr.lower(), done.stderr
+
+
+def test_a_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_text(path, "before")
+
+    def full(_path: Path) -> None:
+        raise OSError(28, "disk full")
+
+    monkeypatch.setattr(files, "flush", full)
+    with pytest.raises(OSError, match="disk full.*run.json"):
+        write_text(path, "after")
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
+    names = ["step-999999", "step-1000000"]
+    for name in reversed(names):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert [path.name for path in finished_checkpoints(tmp_path)] == names

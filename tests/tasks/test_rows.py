@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -260,6 +261,17 @@ def test_sources_tell_rows_and_hash(tmp_path):
             "sha256": sha256(content).hexdigest(),
         }
     }
+
+
+def test_each_of_several_files_counts_in_their_hash(tmp_path):
+    other = tmp_path / "other.jsonl"
+    hashes = set()
+    for question in ("New?", "Newer?"):
+        other.write_text(row(question=question, steps=[]))
+        task = task_of(tmp_path, row())
+        both = replace(task, train=f"{task.train},{other}")
+        hashes.add(both.sources()["train"]["sha256"])
+    assert len(hashes) == 2
 
 
 def test_a_file_is_read_once(tmp_path):
