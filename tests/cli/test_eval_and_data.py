@@ -9,12 +9,22 @@ from dataclasses import replace
 import pytest
 from cli_helpers import EVAL, call, result
 
+from minits.cli.eval import became
 from minits.tasks.parity import Parity
 
 EVAL_ANY_LENGTH = [
     *["eval", "parity", "--run", "trained", "--samples", "6"],
     *["--max-thought-tokens", "4", "--json"],
 ]
+
+
+def test_a_second_evaluation_tells_what_became_of_wrong_and_right_rows():
+    one, two = (
+        [{"index": i, "correct": mark == "1"} for i, mark in enumerate(marks)]
+        for marks in ("00011", "10010")
+    )
+    found = {"accuracy": 0.4, "rows_wrong_before": 3, "of_them_right": pytest.approx(1 / 3)}
+    assert became(one, two) == found | {"of_the_others_right": 0.5}
 
 
 # -- eval ------------------------------------------------------------------------------------------
@@ -81,7 +91,9 @@ def test_self_addition_is_drawn_only_if_asked_for(empty):
 def test_data_has_the_limit_of_thoughts_and_names_what_is_longer(inside):
     long = ["data", "parity", "--max-thought-tokens", "1", "--samples", "3"]
     status, _, err = call(*long)
-    assert status == 2 and "example 0: the gold thought" in err and "--max-thought-tokens = 1" in err
+    assert (
+        status == 2 and "example 0: the gold thought" in err and "--max-thought-tokens = 1" in err
+    )
     status, out, err = call("data", "--model", "trained", "--samples", "3", "--chunk-size", "99")
     assert status == 2 and "--max-thought-tokens = 4" in err  # that of the run
 

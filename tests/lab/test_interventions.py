@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -155,3 +156,11 @@ def test_what_a_method_does_not_have_cannot_be_replaced(name, tmp_path, capsys):
     assert main.main(f"train parity --method {method} --out {out} {quick}".split()) == 0
     assert main.main(["eval", f"--run={out}", flag]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("samples, batch, alone", [(5, 4, True), (3, 1, True), (6, 4, False)])
+def test_shuffled_wants_another_row_for_every_one(samples, batch, alone):
+    flags = evaluation.EvalFlags(states="shuffled", batch_size=batch)
+    rows = [(None, Row([3, 4, 0], 2, []))] * samples
+    with pytest.raises(ValueError, match="a row is alone") if alone else nullcontext():
+        evaluation.check_states(flags, rows, 64)
