@@ -280,12 +280,14 @@ def test_evaluation_leaves_no_gradients(model, rows, tmp_path):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_all_methods_are_asked_the_same_prompts(model):
+def test_all_methods_are_asked_the_same_prompts_and_other_seeds_other_ones(model):
     thinking, no_cot, cot = (
         [example for example, _ in drawn(model, 5, method=method, operations=(10, 40), seed=3)]
         for method in ("thinking", "no-cot", "cot")
     )
     assert thinking == no_cot == cot
+    others = [example for example, _ in drawn(model, 5, operations=(10, 40), seed=4)]
+    assert not {example.prompt for example in others} & {example.prompt for example in cot}
 
 
 def test_evaluation_asks_other_prompts_than_training():
@@ -410,6 +412,12 @@ def test_a_group_holds_its_examples_of_all_sizes():
     ]
 
 
+def test_clusters_are_numbered_as_they_first_come():
+    lines = [line(cluster=name) for name in ("b", "a", "b")]
+    assert summed(*lines)["clusters"] == [0, 1, 0]
+    assert summed(line())["clusters"] is None
+
+
 def test_what_else_a_task_counts_is_told_as_shares_of_rows():
     report = summed(*(line(strict=strict, unparsable=False) for strict in (True, False)))
     assert report["counts"] == {"strict": 0.5, "unparsable": 0.0}
@@ -430,7 +438,7 @@ def test_first_wrong_thoughts_are_reported_by_chunk_and_by_share_of_the_way():
         for k, n in ((1, 4), (2, 4), (9, 10))
     ]
     expected = {"rows": 3, "median_chunk": 2, "median_share": 0.5}
-    assert summed(line(), *wrong)["first_wrong"] == expected
+    assert summed(*[line()] * 2, *wrong)["first_wrong"] == expected
 
 
 def test_shares_of_late_and_unfinished_rows_and_means_are_over_all_rows():

@@ -144,7 +144,9 @@ def test_baselines_have_no_thinking_and_no_compression_block(method, tmp_path):
 
 def test_a_gradient_is_clipped_before_it_changes_anything(tmp_path):
     training = begin(tmp_path, clip=1e-3)
-    assert train_step(training, training.stream.rows(0))["grad_norm"] > 0.1
+    rows = training.stream.rows(0)
+    metrics = train_step(training, rows)
+    assert metrics["grad_norm"] > 0.1 and metrics["tokens"] == sum(len(r.ids) - 1 for r in rows)
     moments = [each["exp_avg"] for each in training.optimizer_step.optimizer.state.values()]
     norm = torch.stack([moment.norm() for moment in moments]).norm()
     assert float(norm) == pytest.approx(1e-3 * (1 - 0.9), rel=1e-3)  # beta_1 is 0.9
