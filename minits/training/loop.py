@@ -32,7 +32,6 @@ from minits.fast.flat_batch import FlatBatch
 from minits.supervision import Row
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
-from minits.training.late import is_late
 from minits.training.recipe import Plan, learning_rate
 from minits.training.run_folder import save_checkpoint
 from minits.training.scoring import (
@@ -346,10 +345,7 @@ def evaluation_rows(training: Training, split: str, n: int, stage: int = -1) -> 
         n=n,
         stage=stage,
     )
-    # These raise; `predict` asks again.
-    with_room(training.model, rows)
-    for pair in rows:
-        is_late(*pair, training.tokenizer, training.model.config.chunk_size)
+    with_room(training.model, rows)  # raises; `predict` makes its own
     return rows
 
 

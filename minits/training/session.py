@@ -20,6 +20,7 @@ from minits.supervision import Example, Row
 from minits.tasks.task import check_overlap, describe_sources
 from minits.thinking import ThinkingStates
 from minits.training import distributed, run_folder
+from minits.training.late import is_late
 from minits.training.loop import (
     Training,
     TrainingError,
@@ -263,6 +264,8 @@ def evaluation_sets(training: Training) -> dict[str, Pairs]:
     for split in task.splits[1:]:
         try:
             rows[split] = evaluation_rows(training, split, training.settings.eval_samples)
+            for pair in rows[split]:  # raises; the evaluation asks again
+                is_late(*pair, training.tokenizer, training.model.config.chunk_size)
         except ValueError as error:
             given = " ".join(typed(name, value) for name, value in asdict(task).items() if value)
             raise ValueError(f"evaluation, {task.title(split)} ({given}): {error}") from error
